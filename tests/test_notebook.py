@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from arrays import embeddings
 from damage import flip_bit
-from refusal import refused
+from refusal import corruption, refused, store_error
 from toy_store import BAD, KEYS, ROWS, in_memory, values, whole
 
 import fedcache as fc
-from fedcache.errors import Exit
 from fedcache.notebooks import html_table
 
 HOSTILE = "<script>alert('x')</script>"
@@ -101,7 +100,7 @@ def test_unreadable_rows_are_in_no_view():
         rows = store.torch_dataset("a", split=None)
         assert len(rows) == len(good)
         assert rows[3][0].tolist() == values(KEYS[0])[good[3], 0].astype(np.float32).tolist()
-        refused(lambda: store.Xy("c"), "no features of 'c'", code=Exit.STORE)
+        store_error(lambda: store.Xy("c"), "no features of 'c'")
 
 
 def test_a_damaged_chunk_is_refused_when_its_rows_are_read(tmp_path):
@@ -110,7 +109,7 @@ def test_a_damaged_chunk_is_refused_when_its_rows_are_read(tmp_path):
     chunk = tmp_path / "toy.zarr" / "features" / KEYS[0] / "c" / "1" / "0" / "0"
     flip_bit(chunk, 0)
     assert len(rows[0][0]) == 3, "chunk 0 is whole, and only what is asked for is read"
-    refused(lambda: rows[4], code=Exit.CORRUPT)
+    corruption(lambda: rows[4])
 
 
 @pytest.mark.slow

@@ -105,8 +105,7 @@ def test_a_dataset_is_named_when_it_is_extracted(images):
 def test_content_that_is_there_keeps_its_name(images, tmp_path):
     ok(EXTRACT, images)
     must_fail("already stored, under the name", f"{EXTRACT} --name other", images)
-    x = np.random.default_rng(0).normal(size=(12, 3)).astype("f4")
-    fc.Store.from_arrays({"mine": x}, labels=np.arange(12) % 2, name="taken")
+    fc.Store.from_arrays({"mine": np.eye(2)}, labels=[0, 1], name="taken")
     more = folder(tmp_path / "more", train=5, test=2)
     error = fedcache(f"{EXTRACT} --name taken --json", more).envelope["error"]
     assert error["hint"] == "Choose another --name."

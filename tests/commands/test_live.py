@@ -13,12 +13,11 @@ import pytest
 from arrays import ingested
 from command import environment, ok, words_of
 from made_path import place_of
-from refusal import refused
+from refusal import stopped
 from stops import StopsAfter
 
 from fedcache.commands import output
 from fedcache.config import Home, PartitionConfig, TrainConfig
-from fedcache.errors import Exit
 from fedcache.grids.request import request_grid
 from fedcache.grids.train_grid import grid
 from fedcache.progress import Round, Silent, byte_size
@@ -107,7 +106,7 @@ def test_every_execution_tells_every_round_once_also_of_a_run_that_is_resumed(mi
         if stop is None:
             grid(request, observer=(told := Told()))
             return told.rounds
-        refused(lambda: grid(request, observer=stop, stop=stop.flag), code=Exit.INTERRUPTED)
+        stopped(lambda: grid(request, observer=stop, stop=stop.flag))
         return []
 
     whole = rounds_of("whole")

@@ -54,9 +54,9 @@ def test_each_cell_of_the_held_out_table_is_a_ridge_on_the_other_domains(store):
     done = ok("grid --method fed3r,fedncm --preset paper --hold-out each --store", store)
     rows = {row["method"]: row for row in done.data["held_out"]}
     opened = Store.open(store)
-    (key,) = opened.arrays
-    x = opened.reader(key).rows(np.arange(ROWS))[:, 0].astype(np.float64)
-    label, domain = opened.samples.label, opened.samples.domain
+    x, label = opened.Xy(split=None)
+    x = x.astype(np.float64)
+    domain = opened.samples.domain
     for code, name in enumerate(DOMAINS):
         inside, outside = domain != code, domain == code
         gram = x[inside].T @ x[inside] + 0.01 * np.eye(WIDTH)  # lam of fed3r

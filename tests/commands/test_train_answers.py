@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from command import fedcache, ok
 from failing_command import must_fail
+from refusal import refused
 
 from fedcache.commands.train import grid_answer, list_ready_grids, swept_values
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import Exit
 from fedcache.grids.presets import find_preset, preset_names
 from fedcache.grids.result import Grid, LostPoint, Point
 from fedcache.runs.run import Run
@@ -119,9 +120,9 @@ def test_sweeps_take_the_place_of_those_of_a_ready_grid():
     assert swept_values(None, given, preset) == dict(preset.sweep)
     assert swept_values([f"{key}=9"], given, preset) == {**preset.sweep, key: ("9",)}
     for word in ("lr=1,2", "set.lr=1,2"):
-        with pytest.raises(FedcacheError, match=r"^lr is in --set and in --sweep\.") as caught:
-            swept_values([word], given, None)
-        assert caught.value.code is Exit.USAGE
+        refused(
+            lambda word=word: swept_values([word], given, None), "lr is in --set and in --sweep."
+        )
 
 
 def test_a_method_that_is_not_there_is_refused_before_its_sweeps_are_read():

@@ -60,10 +60,8 @@ def test_a_partition_tells_of_its_validation_rows_and_shards_hold_them(store, tm
 
 def by_hand(store, parts, rows, kind):
     """Share of ``rows`` that a head makes right, which is fitted to all training rows of all clients together."""
-    opened = Store.open(store)
-    (key,) = opened.arrays
-    x = opened.reader(key).rows(np.arange(ROWS))[:, 0].astype(np.float64)
-    label = opened.samples.label
+    x, label = Store.open(store).Xy(split=None)
+    x = x.astype(np.float64)
     trained = rows_trained(parts.clients)
     if kind == "fed3r":
         gram = x[trained].T @ x[trained] + 0.01 * np.eye(WIDTH)  # lam of fed3r

@@ -1,15 +1,12 @@
 """The bytes of a store: a store that an earlier version wrote still trains, and other Zarr readers read ours."""
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 import zarr
+from golden_store import lay_golden
 
 import fedcache as fc
 
-KEPT = Path(__file__).parents[1] / "golden"
 FEATURES = (np.arange(64, dtype=np.float32).reshape(16, 4) % 7 - 3) / 4
 LABELS = ("zebra", "ant", "10", "9") * 4
 
@@ -17,10 +14,7 @@ LABELS = ("zebra", "ant", "10", "9") * 4
 @pytest.mark.parametrize("name", ["store-format-1.json", "store-format-1-named-axes.json"])
 def test_a_store_of_an_earlier_version_still_trains(tmp_path, name):
     """The first file is of a version that gave the axes of arrays no names."""
-    for file, words in json.loads((KEPT / name).read_text()).items():
-        kind, _, body = words.partition(":")
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / file).write_bytes(bytes.fromhex(body) if kind == "hex" else body.encode())
+    lay_golden(tmp_path, name)
     store = fc.Store.open(tmp_path)
     parts = fc.partition(store, "iid", clients=2)
     assert 0.0 <= fc.train("fedncm", store, parts).accuracy["mean"] <= 1.0

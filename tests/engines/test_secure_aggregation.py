@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from refusal import refused
+from refusal import training_error
 from small_sites import cut
 
 pytest.importorskip("flwr", reason="pip install 'fedcache[flower]'")
@@ -18,7 +18,6 @@ from flwr.common import bytes_to_ndarray  # noqa: E402
 from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
 
 from fedcache.config import Home, TrainConfig  # noqa: E402
-from fedcache.errors import FedcacheError  # noqa: E402
 from fedcache.federate.engines.flower import site as site_module  # noqa: E402
 from fedcache.federate.engines.flower import transport as transport_module  # noqa: E402
 from fedcache.federate.engines.flower.client_app import app  # noqa: E402
@@ -178,14 +177,18 @@ def test_of_three_sites_none_may_leave_as_the_sum_of_two_gives_either_the_upload
     grid = grid_of(sites, tmp_path)
     assert federation("fedncm", grid, tmp_path, sites=3).result["federation"]["missed"] == []
     grid.lost = {(101, 3), (101, 7)}
-    with pytest.raises(FedcacheError, match="too few sites were left"):
-        federation("fedncm", grid, tmp_path, sites=3, fresh=True)
+    training_error(
+        lambda: federation("fedncm", grid, tmp_path, sites=3, fresh=True),
+        "too few sites were left",
+    )
 
 
 def test_a_site_that_sends_masked_uploads_alone_refuses_a_plain_one(sites, tmp_path):
     grid = grid_of(sites, tmp_path, **{"masked-only": "yes"})
-    with pytest.raises(FedcacheError, match="0 of 5 sites sent a valid upload"):
-        federation("fedavg", grid, tmp_path, secure=False)
+    training_error(
+        lambda: federation("fedavg", grid, tmp_path, secure=False),
+        "0 of 5 sites sent a valid upload",
+    )
     refusals = [
         refusal_of(unpack(from_record(content)))
         for _, kind, content in grid.seen
@@ -219,4 +222,4 @@ def test_a_site_that_sends_anything_ends_the_round_in_one_sentence(
 ):
     grid = grid_of(sites, tmp_path)
     grid.harm = {(102, number): harm}
-    refused(lambda: federation("fedavg", grid, tmp_path), said, code=7)
+    training_error(lambda: federation("fedavg", grid, tmp_path), said)

@@ -8,9 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from pictures import picture
-from refusal import refused
+from refusal import corruption, machine_error, refused
 
-from fedcache.errors import CorruptionError, MachineError
 from fedcache.extract.backbones import Weights, lookup
 from fedcache.extract.batches import (
     BatchRunner,
@@ -151,12 +150,10 @@ def test_a_node_that_would_compute_in_another_way_is_refused(monkeypatch):
     check()
     check({"torch": "1"}, arrays={})  # of an array that is finished
     check(probe=(1, whole))
-    with pytest.raises(MachineError, match=r"node3 .*torch 1, torch 2"):
-        check({"device": "cpu", "torch": "1"})
-    with pytest.raises(MachineError, match="node3"):
-        check(probe=(3, whole))
-    with pytest.raises(MachineError, match=r"node3 .*/nowhere/w\.pt"):
-        check(weights=Weights(Path("/nowhere/w.pt"), "seed:0", ""))
+    machine_error(lambda: check({"device": "cpu", "torch": "1"}), "node3 ", "torch 1, torch 2")
+    machine_error(lambda: check(probe=(3, whole)), "node3")
+    nowhere = Weights(Path("/nowhere/w.pt"), "seed:0", "")
+    machine_error(lambda: check(weights=nowhere), "node3 ", "/nowhere/w.pt")
 
 
 def test_the_size_of_pixels_as_they_are_is_that_of_the_first_image_that_opens():
@@ -174,5 +171,6 @@ def test_the_size_of_pixels_as_they_are_is_that_of_the_first_image_that_opens():
     assert feature_shape(job("pixels", dtype="uint8", size=9, views=2), images) == (10, 2, 9, 9, 3)
     assert feature_shape(job(views=2), images) == (10, 2, 4)
     images.names = images.names[:3]
-    with pytest.raises(CorruptionError, match="None of the images"):
-        feature_shape(job("pixels", dtype="uint8", size=0), images)
+    corruption(
+        lambda: feature_shape(job("pixels", dtype="uint8", size=0), images), "None of the images"
+    )

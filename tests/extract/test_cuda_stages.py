@@ -9,10 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from refusal import refused
+from refusal import machine_error
 from test_batches import SETTINGS, data, job
 
-from fedcache.errors import Exit
 from fedcache.extract.batches import BatchRunner
 from fedcache.extract.workers.cuda import CudaStages, StagingBuffers
 
@@ -149,7 +148,7 @@ def test_a_full_gpu_is_one_sentence_with_the_batch_that_may_fit(stages, monkeypa
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(stages.runner.encoders["a"], "image", full)
-    refused(lambda: stages.warm(), "batch of 4 images", "--batch 2", code=Exit.ENVIRONMENT)
+    machine_error(stages.warm, "batch of 4 images", "--batch 2")
 
 
 def test_a_staging_buffer_is_not_overwritten_before_its_copy_has_ended(trace):

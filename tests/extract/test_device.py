@@ -1,9 +1,8 @@
 """Which device is taken, and why."""
 
 import torch
-from refusal import refused
+from refusal import machine_error, refused
 
-from fedcache.errors import Exit
 from fedcache.extract.device import named_gpus, resolve_device
 
 
@@ -19,7 +18,7 @@ def test_without_a_gpu_the_reason_is_said(monkeypatch):
         found = resolve_device("auto")
         assert found.kind == "cpu"
         assert reason in found.why
-        refused(lambda: resolve_device("cuda"), "--device cuda", code=Exit.ENVIRONMENT)
+        machine_error(lambda: resolve_device("cuda"), "--device cuda")
 
 
 def test_all_gpus_of_one_kind_are_taken_or_those_that_are_named(monkeypatch):
@@ -35,7 +34,7 @@ def test_all_gpus_of_one_kind_are_taken_or_those_that_are_named(monkeypatch):
     assert (one.name, one.gpus, one.why) == ("B100", (1,), "requested")
     assert resolve_device("cuda:3,cuda:0").gpus == (3, 0)
     refused(lambda: resolve_device("cuda:0,cuda:1"), "A100", "B100", "cuda:1")
-    refused(lambda: resolve_device("cuda:4"), "cuda:4", "sees: 4", code=Exit.ENVIRONMENT)
+    machine_error(lambda: resolve_device("cuda:4"), "cuda:4", "sees: 4")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert resolve_device("cuda").gpus == ()
     assert resolve_device("auto").why == "torch sees a GPU"

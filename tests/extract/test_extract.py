@@ -15,7 +15,7 @@ from heard import Heard
 from made_path import place_of
 from pictures import folder
 from PIL import Image
-from refusal import refused
+from refusal import store_error
 from stopped_extraction import in_small_chunks, stop_extraction
 from toy_store import content
 
@@ -89,7 +89,7 @@ def test_an_interrupted_extraction_resumes_to_the_same_bytes(images, tmp_path):
     config = in_small_chunks(images)
     part = tmp_path / "part.zarr"
     stop_extraction(config, 20, store=part)
-    refused(lambda: Store.open(part).reader(next(iter(Store.open(whole).arrays))), code=Exit.STORE)
+    store_error(lambda: Store.open(part).reader(next(iter(Store.open(whole).arrays))))
     done = extraction.extract(config, Home.from_environment(), store=part)
     assert done.arrays[0]["kept_chunks"] == 3
     assert done.arrays[0]["forward_batches"] == 6

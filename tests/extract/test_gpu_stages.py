@@ -14,7 +14,7 @@ import pytest
 from command import fedcache
 from fake_device import SleepingDevice
 from pictures import folder
-from refusal import refused
+from refusal import machine_error
 from test_batches import SETTINGS, data, job
 from toy_store import content
 
@@ -147,8 +147,7 @@ def test_an_error_on_the_device_is_the_answer_of_its_batch_and_ends_no_other(fee
 
     device.run = failing
     first, second = (there.submit(batch, ["a"]) for batch in (0, 1))
-    with pytest.raises(MachineError, match="memory is too small"):
-        first.result(PATIENCE)
+    machine_error(lambda: first.result(PATIENCE), "memory is too small")
     assert second.result(PATIENCE).decoded == 4
 
 
@@ -209,7 +208,7 @@ def test_a_device_that_cannot_be_opened_leaves_no_decoder_and_no_memory():
 
     before = open_memory()
     workers = set(active_children())
-    refused(lambda: GpuFeeder([job(size=8)], data(), SETTINGS, 2, Stop(), lost), "lost", code=6)
+    machine_error(lambda: GpuFeeder([job(size=8)], data(), SETTINGS, 2, Stop(), lost), "lost")
     assert open_memory() == before
     assert set(active_children()) == workers
 
@@ -226,7 +225,6 @@ def test_a_decoder_that_is_killed_is_one_sentence_and_leaves_no_memory():
         while True:
             decoders.submit(1, ["a"]).result(PATIENCE)
 
-    with pytest.raises(MachineError, match="worker ended"):
-        go_on(feeder)
+    machine_error(lambda: go_on(feeder), "worker ended")
     feeder.close()
     assert open_memory() == before

@@ -9,7 +9,7 @@ from command import fedcache, ok
 from failing_command import must_fail
 from heard import Heard
 from made_path import place_of
-from refusal import refused
+from refusal import refused, store_error
 from stopped_extraction import in_small_chunks, stop_extraction
 from toy_store import content
 
@@ -262,7 +262,7 @@ def test_the_python_api_joins_stores_and_paths(images, tmp_path):
     assert made[0].arrays == {}
     store = fc.join([made[0], made[1].path], store=tmp_path / "out.zarr")
     assert store.rows_ok == 48
-    refused(lambda: fc.join([made[0]]), "1 of 2 parts are missing: 2", code=Exit.STORE)
+    store_error(lambda: fc.join([made[0]]), "1 of 2 parts are missing: 2")
     refused(lambda: fc.join([]), "No part was given")
 
 

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from heard import Heard
-from refusal import refused
+from refusal import machine_error, refused, store_error
 from toy_store import create
 
 from fedcache.config import ExtractConfig, Home, option_words
-from fedcache.errors import Exit, MachineError
+from fedcache.errors import MachineError
 from fedcache.extract import extract_dataset
 from fedcache.extract.backbones import Weights, lookup
 from fedcache.extract.batches import ComputedBatch, ComputeSettings
@@ -103,9 +103,9 @@ def test_a_disk_must_hold_all_features_and_some_to_spare(tmp_path, monkeypatch):
         extract_dataset.check_disk(place, data, [planned("glyph-clip")] * 2, part)
 
     check(free)
-    refused(lambda: check(free - 1), "5,120", str(tmp_path), code=Exit.ENVIRONMENT)
+    machine_error(lambda: check(free - 1), "5,120", str(tmp_path))
     check(free - 2560, StorePart(1, 2))
-    refused(lambda: check(free - 2561, StorePart(1, 2)), "2,560", code=Exit.ENVIRONMENT)
+    machine_error(lambda: check(free - 2561, StorePart(1, 2)), "2,560")
 
 
 def test_so_many_images_may_be_unreadable():
@@ -179,9 +179,7 @@ def test_missing_weights_are_named_all_at_once_or_skipped(tmp_path, monkeypatch)
     asked = replace(config, backbones=("pixels", "glyph-clip"))
     said = ("No pixels.", "No glyph-clip.", "Get pixels.", "Get glyph-clip.")
     for each, words in ((config, said), (asked, said), (replace(asked, skip_missing=True), ())):
-        refused(
-            lambda each=each: planning.plan(each, home, Silent()), *words, code=Exit.ENVIRONMENT
-        )
+        machine_error(lambda each=each: planning.plan(each, home, Silent()), *words)
     heard = Heard()
     (one,), skipped = planning.plan(replace(config, skip_missing=True), home, heard)
     assert one == planned("random-projection")
@@ -387,9 +385,7 @@ def test_more_domains_than_a_store_can_number_are_refused():
 def test_a_recipe_of_a_newer_release_is_refused():
     known = recipe("pixels").to_dict()
     assert Recipe.from_dict(known) == recipe("pixels")
-    refused(
-        lambda: Recipe.from_dict({**known, "zoom": 2, "blur": 1}), "blur, zoom", code=Exit.STORE
-    )
+    store_error(lambda: Recipe.from_dict({**known, "zoom": 2, "blur": 1}), "blur, zoom")
 
 
 def test_weights_that_a_library_publishes_are_fetched_before_they_are_needed(tmp_path, monkeypatch):

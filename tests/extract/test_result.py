@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from command import fedcache
 from pictures import folder
-from refusal import refused
+from refusal import corruption
 
-from fedcache.errors import Exit
 from fedcache.extract.batches import ComputedBatch
 from fedcache.extract.workers.local import ExtractionStats
 from fedcache.store.manifest import VANISHED
@@ -61,7 +60,5 @@ def test_the_figures_of_an_extraction_and_of_one_with_nothing_to_do(tmp_path):
 def test_too_many_bad_images_name_the_last_of_those_found_last():
     stats = ExtractionStats(bad={2: "torn", 6: "odd", 8: "cut"})
     stats.check_bad({}, 3)
-    refused(
-        lambda: stats.check_bad({6: "odd", 2: "torn"}, 2), "--max-bad 2", "row 6", code=Exit.CORRUPT
-    )
-    refused(lambda: stats.check_bad({}, 2), "row 8: cut", code=Exit.CORRUPT)
+    corruption(lambda: stats.check_bad({6: "odd", 2: "torn"}, 2), "--max-bad 2", "row 6")
+    corruption(lambda: stats.check_bad({}, 2), "row 8: cut")

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 from command import python
+from refusal import machine_error, stopped
 
 from fedcache import process
-from fedcache.errors import MachineError, StoppedError
 from fedcache.extract.workers import processes
 from fedcache.extract.workers.processes import WorkerProcesses
 from fedcache.process import INTERRUPTED, Stop
@@ -57,8 +57,7 @@ def stillborn(monkeypatch):
 
 def test_a_worker_that_dies_before_it_reads_what_it_needs_is_noticed(stillborn):
     pool = stillborn(2, MORE_THAN_A_PIPE, Stop())
-    with pytest.raises(MachineError, match="worker ended"):
-        pool.ask(os.getpid)
+    machine_error(lambda: pool.ask(os.getpid), "worker ended")
     pool.close()
 
 
@@ -142,16 +141,14 @@ def test_workers_whose_server_ends_before_they_start_are_an_error_of_the_machine
     server = forkserver._forkserver._forkserver_pid
     os.kill(server, signal.SIGSTOP)
     threading.Timer(0.5, os.kill, (server, signal.SIGKILL)).start()
-    with pytest.raises(MachineError, match="worker ended"):
-        pool.ask(os.getpid)
+    machine_error(lambda: pool.ask(os.getpid), "worker ended")
     pool.close()
 
 
 @pytest.mark.slow
 def test_a_worker_that_dies_in_the_middle_of_an_answer_is_noticed_and_the_pool_ends():
     pool = WorkerProcesses(1, keep, (MORE_THAN_A_PIPE,), Stop())
-    with pytest.raises(MachineError, match="worker ended"):
-        pool.ask(half_an_answer)
+    machine_error(lambda: pool.ask(half_an_answer), "worker ended")
     thread = pool.pool._executor_manager_thread
     pool.close()
     thread.join(200)
@@ -162,8 +159,7 @@ def test_workers_that_end_after_a_request_to_stop_are_no_failure_of_the_machine(
     stop = Stop()
     stop.ask()
     pool = stillborn(1, b"", stop)
-    with pytest.raises(StoppedError, match="Stopped on request"):
-        pool.ask(os.getpid)
+    stopped(lambda: pool.ask(os.getpid), "Stopped on request")
     pool.close()
 
 

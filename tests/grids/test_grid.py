@@ -14,7 +14,7 @@ from failing_command import must_fail
 from homes import made_once
 from made_path import place_of
 from pictures import folder
-from refusal import refused
+from refusal import stopped
 from setting_lines import set_to
 from stops import StopsAfter
 
@@ -106,7 +106,7 @@ def test_a_stopped_grid_is_resumed_to_the_same_results(store, tmp_path, after):
     whole = files(train("whole", StopsAfter()))
     # A kill between two checkpoints leaves points of different rounds, which are then resumed apart.
     for place, lost in (("cut", 0), ("apart", 1), ("alone", 2)):
-        refused(partial(train, place, StopsAfter(after)), code=Exit.INTERRUPTED)
+        stopped(partial(train, place, StopsAfter(after)))
         for path in sorted((tmp_path / place).glob("*/checkpoint-*.safetensors"))[:lost]:
             path.unlink()
         assert files(train(place, StopsAfter())) == whole

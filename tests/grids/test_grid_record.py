@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from arrays import ingested
 from command import fedcache, ok
+from refusal import corruption
 
-from fedcache.errors import CorruptionError
 from fedcache.grids.record import FOLDER, read_record
 from fedcache.store.files import first_of, write_sealed_lines
 from fedcache.store.lock import still_runs, this_process
@@ -78,11 +78,9 @@ def test_a_record_that_is_being_written_is_read_as_far_as_it_goes_and_a_damaged_
         whole[whole.index(b"\n") + 1 :],
     ):
         path.write_bytes(broken)
-        with pytest.raises(CorruptionError, match=r"a\.jsonl"):
-            read_record(path)
+        corruption(lambda: read_record(path), "a.jsonl")
     (tmp_path / "b.jsonl").write_bytes(whole)  # the record of another grid
-    with pytest.raises(CorruptionError):
-        read_record(tmp_path / "b.jsonl")
+    corruption(lambda: read_record(tmp_path / "b.jsonl"))
     assert read_record(tmp_path / "none") is None
 
 

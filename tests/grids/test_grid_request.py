@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from heard import Heard
+from refusal import corruption
 
 from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import Exit, FedcacheError, FederatedRunError, StoreError
@@ -95,9 +96,7 @@ def test_a_grid_without_any_result_is_an_error():
     run = GridRun(requested(["fedavg"], {"lr": ["1", "2"]}), Silent(), Stop())
     run.end_point(0, FederatedRunError("Failed.", "Lower lr."))
     run.end_point(1, DamagedRunError(Path("/runs/d/result.json")))
-    with pytest.raises(FedcacheError, match=r"(?s)result\.json .*Failed") as caught:
-        run.grid()
-    assert "--fresh" in caught.value.hint
+    corruption(run.grid, "result.json ", "Failed", "--fresh")
 
 
 def test_some_errors_end_one_point_and_others_the_grid():

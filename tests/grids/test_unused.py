@@ -3,10 +3,11 @@
 import pytest
 from arrays import ingested
 from command import fedcache, ok
+from refusal import refused
 
 import fedcache as fc
 from fedcache.config import TrainConfig
-from fedcache.errors import Exit, UsageError
+from fedcache.errors import Exit
 from fedcache.grids.result import without_effect
 from fedcache.grids.unused import points_that_differ, settings_for
 from fedcache.runs.score import score_of
@@ -40,8 +41,8 @@ def test_a_key_reaches_the_methods_that_have_it_and_the_others_are_named():
     ],
 )
 def test_a_sweep_of_what_is_not_read_is_refused(method, swept, values, settings):
-    with pytest.raises(UsageError, match=f"--sweep {swept}"):
-        points_that_differ([method], {swept: values}, TrainConfig(set=settings))
+    config = TrainConfig(set=settings)
+    refused(lambda: points_that_differ([method], {swept: values}, config), f"--sweep {swept}")
 
 
 def test_what_one_setting_turns_off_is_trained_once_there():

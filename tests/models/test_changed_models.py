@@ -18,7 +18,7 @@ from failing_command import must_fail
 from homes import made_once
 from made_path import place_of
 from pictures import folder
-from refusal import refused
+from refusal import store_error
 
 from fedcache.config import Home
 from fedcache.errors import FedcacheError, UsageError
@@ -211,7 +211,7 @@ def test_classes_are_counted_as_they_are(models, tmp_path, classes):
     path = tmp_path / "m.safetensors"
     resealed(models / "one model.safetensors", path, lambda facts, _: facts.update(classes=classes))
     said = f"it has {len(classes)} classes with {len(set(classes))} different names"
-    refused(lambda: SavedModel.load(path), said, code=4)
+    store_error(lambda: SavedModel.load(path), said)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_hyperparameters_of_a_model_are_those_that_a_user_may_set(models, tmp_pa
                 content["hp"][name] = value
 
             resealed(good, path, change)
-            refused(lambda: SavedModel.load(path).deployed(client), code=4)
+            store_error(lambda: SavedModel.load(path).deployed(client))
 
 
 def test_settings_of_every_client_are_checked_and_not_only_of_the_first(models, tmp_path):
@@ -269,4 +269,4 @@ def test_settings_of_every_client_are_checked_and_not_only_of_the_first(models, 
     model = SavedModel.load(path)
     first, second = list(model.facts.saved)[:2]
     model.deployed(first)
-    refused(lambda: model.deployed(second), "lr", code=4)
+    store_error(lambda: model.deployed(second), "lr")

@@ -9,11 +9,10 @@ from command import fedcache, ok
 from failing_command import must_fail
 from made_path import extracted, place_of
 from pictures import folder
-from refusal import refused
+from refusal import store_error
 
 import fedcache as fc
 from fedcache import plugins
-from fedcache.errors import Exit, StoreError
 from fedcache.extract.backbones import own_module
 from fedcache.extract.recipe import Recipe
 from fedcache.models.saved_model import SavedModel
@@ -114,13 +113,9 @@ def test_a_word_names_code_only_where_it_is_the_name(given, named, monkeypatch):
 
 
 def test_loading_a_model_in_python_runs_no_code_that_it_names(run):
-    with pytest.raises(StoreError, match="fedcache did not import it"):
-        fc.load_model(hostile(run)).predict("shapes")
+    store_error(lambda: fc.load_model(hostile(run)).predict("shapes"), "fedcache did not import it")
     assert nothing_ran()
-    refused(
-        lambda: fc.load_model(hostile(run, encoder=0, template="{}", names=("a", "b"))),
-        code=Exit.STORE,
-    )
+    store_error(lambda: fc.load_model(hostile(run, encoder=0, template="{}", names=("a", "b"))))
     assert nothing_ran()
 
 
@@ -158,8 +153,7 @@ def test_code_of_a_run_is_called_when_the_user_names_it_in_the_command(own_run, 
 
 def test_code_of_a_run_is_called_when_a_program_names_it(own_run):
     model = fc.load_model(own_run)
-    with pytest.raises(StoreError, match=r"fc\.backbone"):
-        model.predict("shapes/test")
+    store_error(lambda: model.predict("shapes/test"), "fc.backbone")
     assert nothing_ran()
     assert fc.backbone(NAME) == NAME
     assert len(model.predict("shapes/test")) == 12

@@ -16,11 +16,10 @@ from draws import one_of_each
 from federation import VARIANTS, cases, ids
 from methods_tried import tried
 from PIL import Image
-from refusal import refused
+from refusal import machine_error, refused
 from safetensors.torch import load_file
 from test_export_program import LINEAR, first, nine_rows, trained
 
-from fedcache.errors import MachineError
 from fedcache.extract import images
 from fedcache.extract.recipe import Recipe
 from fedcache.federate.methods import METHODS
@@ -123,8 +122,7 @@ def test_a_graph_with_other_scores_is_not_written(factor, tmp_path, monkeypatch)
 
     monkeypatch.setattr(onnxruntime.InferenceSession, "run", wrong)
     parts, *_ = written(first("fedncm"))
-    with pytest.raises(MachineError):
-        write(tmp_path / "m.onnx", "onnx", parts)
+    machine_error(lambda: write(tmp_path / "m.onnx", "onnx", parts))
     assert not list(tmp_path.iterdir())
 
 

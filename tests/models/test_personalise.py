@@ -7,10 +7,10 @@ import pytest
 import torch
 from federation import VARIANTS, cases, fitted, go_tiny, ids, tiny
 from methods_tried import tried
-from refusal import refused
+from refusal import refused, store_error
 from test_saved_model import facts_of
 
-from fedcache.errors import FederatedRunError, StoreError
+from fedcache.errors import FederatedRunError
 from fedcache.federate.engine.local_training import batch_sizes
 from fedcache.federate.methods import METHODS
 from fedcache.models.personalise import NewClient, personalise, trains
@@ -64,8 +64,10 @@ def test_a_client_of_the_run_gets_the_very_model_it_had(case):
             continue
         # it rested
         if trains(METHODS[case[0]]) and not batch_sizes(len(client.train), model.facts.hp):
-            with pytest.raises(StoreError, match="too few for one batch"):
-                personalise(model, shard(data, client, client.name))
+            store_error(
+                lambda client=client: personalise(model, shard(data, client, client.name)),
+                "too few for one batch",
+            )
             continue
         made = personalise(model, shard(data, client, client.name), encoders=data.towers)
         assert made.clients == [client.name]
@@ -136,7 +138,6 @@ def test_settings_replace_the_runs_and_are_saved():
 def test_what_does_not_fit_is_told():
     model, data, clients = trained(("fedrep", {}))
     new = shard(data, clients[1])
-    with pytest.raises(StoreError, match="newcomer"):
-        personalise(model, replace(new, train=np.empty(0, np.int64)))
+    store_error(lambda: personalise(model, replace(new, train=np.empty(0, np.int64))), "newcomer")
     with pytest.raises(FederatedRunError, match="newcomer diverged"):
         personalise(model, replace(new, x=new.x * float("inf")))

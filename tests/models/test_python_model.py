@@ -12,11 +12,10 @@ import torch
 from heard import Heard
 from pictures import folder
 from PIL import Image
-from refusal import refused
+from refusal import refused, store_error
 from tolerance import close
 
 import fedcache as fc
-from fedcache.errors import Exit
 from fedcache.federate.engine.evaluate import BLOCK
 from fedcache.federate.methods import METHODS
 from fedcache.progress import Silent
@@ -190,6 +189,6 @@ def test_a_model_goes_to_another_process_and_comes_back_the_same(rows, model, tm
 def test_a_method_of_ones_own_is_given_again(store, rows):
     own = replace(METHODS["fedncm"], name="mine", embed=lambda _down, _own, x, _ctx: torch.relu(x))
     run = fc.train(own, store, fc.partition(store, "iid", clients=3))
-    refused(lambda: run.model(), "a custom method", code=Exit.STORE)
+    store_error(run.model, "a custom method")
     assert (run.model(method=own).embed(rows) >= 0.0).all()
     assert fc.load_model(run, method=own).predict(rows) == run.model(method=own).predict(rows)

@@ -20,11 +20,10 @@ from homes import made_once
 from made_path import extracted, place_of
 from pictures import folder
 from pyarrow import parquet
-from refusal import refused
+from refusal import machine_error, refused
 
 import fedcache as fc
 from fedcache.config import SaveModels
-from fedcache.errors import Exit
 from fedcache.extract.recipe import Recipe
 from fedcache.federate.execution.memory_estimate import Load
 from fedcache.federate.methods import METHODS
@@ -44,19 +43,6 @@ def model_of(run):
 
 
 store = made_once(extracted)
-
-
-def test_rows_and_images_give_the_stored_accuracy_to_the_last_digit(store, tmp_path):
-    run = place_of(FED3R)
-    stored = json.loads((run / "result.json").read_text())["accuracy"]["mean"]
-    rows = ok(f"predict {run.name[:6]} --split test --store {store}").data["rows"]
-    held = fc.Store.open(store).samples
-    labels = dict(zip(held.name, np.array(held.classes)[held.label], strict=True))
-    assert np.mean([labels[row["name"]] == row["class"] for row in rows]) == stored
-    root = folder(tmp_path / "shapes")  # the same images again
-    tests = [root / held.name[row] for row in np.flatnonzero(held.split == 1)]
-    images = ok(f"predict {run.name} --workers 0", *tests).data["rows"]
-    assert [row["class"] for row in images] == [row["class"] for row in rows]
 
 
 @pytest.mark.slow
@@ -334,4 +320,4 @@ def test_a_probe_is_counted_in_addition_to_the_rows_of_a_client():
     needed = 4 * (2 * 10 + 5 * 3 * 4 + 10)
     room = partial(kept.check_room, METHODS["pfedprompt"], load, peak, ["client-1"])
     room(needed)
-    refused(lambda: room(needed - 1), "--save-clients", code=Exit.ENVIRONMENT)
+    machine_error(lambda: room(needed - 1), "--save-clients")

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from heard import Heard
-from refusal import refused
+from refusal import corruption, refused, stopped
 
 from fedcache.config import Home
 from fedcache.errors import CorruptionError, FedcacheError, MachineError, StoppedError, UsageError
@@ -162,7 +162,7 @@ def test_rows_that_fail_are_told_and_the_others_are_measured(own_home, monkeypat
     damage = CorruptionError("B is damaged.", "Verify it.")
     told = Heard()
     entry = formulas(monkeypatch, {"A": 1.0, "B": damage, "C": 2.0})
-    refused(lambda: reproduce(entry, Home(own_home), observer=told), "B is damaged", code=5)
+    corruption(lambda: reproduce(entry, Home(own_home), observer=told), "B is damaged")
     assert len(told.notes) == 1, "damage ends all"
 
 
@@ -289,8 +289,7 @@ def test_runs_of_all_cells_are_asked_of_a_cluster_once(monkeypatch):
     assert asked == [(["x", "y", "z"], 1, 2, 3, 4)]
     assert bench.made == {"w", "x", "z"}
     requests["c"] = StoppedError("Stopped.", "Again.")
-    with pytest.raises(StoppedError):
-        runner._train_on_cluster(requests, bench, engine)
+    stopped(lambda: runner._train_on_cluster(requests, bench, engine))
 
 
 def test_the_word_proxy_means_the_stand_ins_of_the_roles_that_have_one():

@@ -11,11 +11,11 @@ from failing_command import must_fail
 from homes import made_once
 from made_path import place_of
 from pyarrow import parquet
-from refusal import refused
+from refusal import corruption, machine_error
 
 import fedcache as fc
 from fedcache.config import Home
-from fedcache.errors import CorruptionError, Exit
+from fedcache.errors import Exit
 from fedcache.runs import run_models
 from fedcache.runs.directory import read_result, rounds_of
 from fedcache.runs.result_files import CLIENTS_IN_RESULT, check_recordable, client_columns
@@ -39,11 +39,8 @@ store = made_once(ingested)
 def test_many_clients_without_pyarrow_are_refused_before_they_are_trained(monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     check_recordable(CLIENTS_IN_RESULT)
-    refused(
-        lambda: check_recordable(CLIENTS_IN_RESULT + 1),
-        "pyarrow",
-        "pip install 'fedcache[tables]'",
-        code=Exit.ENVIRONMENT,
+    machine_error(
+        lambda: check_recordable(CLIENTS_IN_RESULT + 1), "pyarrow", "pip install 'fedcache[tables]'"
     )
 
 
@@ -116,8 +113,7 @@ def test_a_run_of_many_clients_is_taken_up_and_its_file_is_a_promise(store):
     assert ok(words).data["reused"]
     flip_bit(path / "clients.parquet")
     assert fedcache(words).code == Exit.CORRUPT
-    with pytest.raises(CorruptionError, match=r"clients\.parquet"):
-        client_columns(read_result(path / "result.json"), path)
+    corruption(lambda: client_columns(read_result(path / "result.json"), path), "clients.parquet")
     run = fc.train(
         "fedavg",
         "many",

@@ -7,10 +7,10 @@ from arrays import small_store
 from command import fedcache, ok
 from damage import flip_bit
 from made_path import place_of
-from refusal import refused
+from refusal import corruption, refused
 
 import fedcache as fc
-from fedcache.errors import CorruptionError, Exit
+from fedcache.errors import Exit
 from fedcache.report.find_runs import gather
 from fedcache.report.run_origin import store_of_run
 from fedcache.runs.directory import file_digest, read_result, write_result
@@ -76,8 +76,7 @@ def test_a_damaged_or_missing_file_is_found_and_forgotten_by_repair(store, place
         (store.path / "partitions/p.partition").unlink()
     else:
         damage(store, place)
-    with pytest.raises(CorruptionError):
-        load_partition(store, "p")
+    corruption(lambda: load_partition(store, "p"))
     assert fedcache(f"train --method fed3r --store {store.path} -p p --json").code == Exit.CORRUPT
     assert [p["file"] for p in verify(store.path).problems] == ["partitions/p.partition"]
     repair(store.path)
@@ -141,11 +140,7 @@ def test_verify_computes_the_digest_that_reading_a_store_believes(store):
 def test_a_damaged_partition_is_made_again_by_the_command_that_its_error_names(store, at, scheme):
     made = make_partition(store, "dirichlet", name="p", **DIRICHLET, seed=7)
     damage(store, at)
-    refused(
-        lambda: load_partition(store, "p"),
-        f"fedcache partition {scheme} --name p",
-        code=Exit.CORRUPT,
-    )
+    corruption(lambda: load_partition(store, "p"), f"fedcache partition {scheme} --name p")
     error = refused(
         lambda: make_partition(store, "dirichlet", name="p", **DIRICHLET, seed=8), "damaged"
     )

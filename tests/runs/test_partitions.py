@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from command import fedcache, ok
 from heard import Heard
+from refusal import refused, store_error
 
 import fedcache as fc
 from fedcache.config import PartitionConfig, TrainConfig
-from fedcache.errors import Exit, StoreError, UsageError
+from fedcache.errors import Exit
 from fedcache.federate.methods import METHODS
 from fedcache.runs.partitions import (
     default_partition,
@@ -31,13 +32,6 @@ def store(labels=(0, 1) * 20, **changes):
     )
 
 
-def refused(call, *args, match, **options):
-    """The hint of the UsageError that a call ends with."""
-    with pytest.raises(UsageError, match=match) as caught:
-        call(*args, **options)
-    return caught.value.hint
-
-
 @pytest.mark.parametrize(
     ("scheme", "given", "typed"),
     [
@@ -49,17 +43,17 @@ def refused(call, *args, match, **options):
 )
 def test_words_become_what_the_scheme_declares(scheme, given, typed):
     assert repr(typed_arguments(scheme, given)) == repr(typed)
-    refused(typed_arguments, f"{scheme}t", given, match=f"Did you mean '{scheme}'")
+    refused(lambda: typed_arguments(f"{scheme}t", given), f"Did you mean '{scheme}'")
 
 
 def test_a_partition_is_saved_under_its_name_unless_that_is_not_wanted():
     place = store()
-    assert "none" in refused(load_partition, place, "thirds", match="thirds")
+    refused(lambda: load_partition(place, "thirds"), "thirds", "none")
     make_partition(place, "iid", seed=3, clients="2")
     make_partition(place, "iid", clients=2, name="halves")
     make_partition(place, "iid", clients=3, save=False)
     assert sorted(place.partitions) == ["halves", "iid-m2-s3"]
-    assert "halves, iid-m2-s3" in refused(load_partition, place, "thirds", match="thirds")
+    refused(lambda: load_partition(place, "thirds"), "thirds", "halves, iid-m2-s3")
 
 
 def test_rows_without_labels_are_refused_where_labels_are_read():
@@ -69,10 +63,10 @@ def test_rows_without_labels_are_refused_where_labels_are_read():
     need_labels(fed3r, partly, None)  # some rows have labels, and only those may be dealt
     need_labels(fed3r, partly, np.arange(15, 30))
     need_labels(METHODS["clip-zs"], none, None)
-    hint = refused(need_labels, fed3r, partly, np.arange(10, 20), match="5 of the 10")
-    assert "--scheme dirichlet" in hint
-    hint = refused(need_labels, fed3r, none, None, match="40 of the 40")
-    assert "--scheme" not in hint
+    dealt = np.arange(10, 20)
+    refused(lambda: need_labels(fed3r, partly, dealt), "5 of the 10", "--scheme dirichlet")
+    error = refused(lambda: need_labels(fed3r, none, None), "40 of the 40")
+    assert "--scheme" not in error.hint
 
 
 @pytest.mark.parametrize(
@@ -117,7 +111,7 @@ def test_only_what_the_paper_chose_is_scaled_down():
     assert 0 < clients < 100
     assert notes[2].endswith(f" fedcache uses clients {clients} instead.")
     for asked in (PartitionConfig("dirichlet"), PartitionConfig(None, 100)):
-        refused(dealt, {}, asked, match="\\w")
+        refused(lambda asked=asked: dealt({}, asked))
 
 
 def test_a_name_of_other_rows_is_not_given_again_unless_that_is_said():
@@ -125,14 +119,12 @@ def test_a_name_of_other_rows_is_not_given_again_unless_that_is_said():
     first = make_partition(held, "iid", clients=2, name="pp")
     # the same again
     assert make_partition(held, "iid", clients=2, name="pp").digest == first.digest
-    hint = refused(make_partition, held, "iid", clients=3, name="pp", match="'pp'")
-    assert "--name pp-2" in hint
+    refused(lambda: make_partition(held, "iid", clients=3, name="pp"), "'pp'", "--name pp-2")
     assert load_partition(held, "pp").digest == first.digest
     other = make_partition(held, "iid", clients=3, name="pp", replace=True)
     assert load_partition(held, "pp").digest == other.digest
     assert load_partition(held, pinned_name("pp", other.digest)).digest == other.digest
-    with pytest.raises(StoreError, match="was replaced"):
-        load_partition(held, pinned_name("pp", first.digest))
+    store_error(lambda: load_partition(held, pinned_name("pp", first.digest)), "was replaced")
 
 
 @pytest.mark.slow

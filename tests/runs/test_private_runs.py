@@ -16,11 +16,11 @@ from heard import Heard
 from made_path import place_of
 from private_starts import CONFIG as STARTED
 from private_starts import held_owner, home, ingested, started, until_all_wait
-from refusal import refused
+from refusal import corruption, stopped
 from safetensors import safe_open
 
 from fedcache.config import Home
-from fedcache.errors import CorruptionError, Exit
+from fedcache.errors import Exit
 from fedcache.process import Stop
 from fedcache.runs import directory
 from fedcache.runs.directory import measured_of, rounds_of
@@ -241,10 +241,7 @@ def stopped_after(rounds, heard=None):
         if told.round == rounds:
             stop.ask()
 
-    refused(
-        lambda: train(CONFIG, Home(home()), hooks=[hook], stop=stop, observer=heard),
-        code=Exit.INTERRUPTED,
-    )
+    stopped(lambda: train(CONFIG, Home(home()), hooks=[hook], stop=stop, observer=heard))
     (path,) = (home() / "runs").iterdir()
     return path
 
@@ -334,12 +331,10 @@ def test_any_change_of_the_ledger_but_a_torn_last_line_is_found(tmp_path):
     for _ in range(200):
         place, bit = int(rng.integers(len(whole) - 1)), 1 << int(rng.integers(8))
         ledger.write_bytes(whole[:place] + bytes([whole[place] ^ bit]) + whole[place + 1 :])
-        with pytest.raises(CorruptionError):
-            read_releases(ledger)
+        corruption(lambda: read_releases(ledger))
     for lines in (first + third, second + first + third, first + first + second):
         ledger.write_bytes(lines)
-        with pytest.raises(CorruptionError):
-            read_releases(ledger)
+        corruption(lambda: read_releases(ledger))
     # a power cut while a fourth was written: nothing of it was told
     ledger.write_bytes(whole + third[:-5])
     assert len(read_releases(ledger)) == 3
@@ -352,8 +347,7 @@ def test_any_change_of_the_ledger_but_a_torn_last_line_is_found(tmp_path):
     assert len(read_releases(ledger)) == 5
     whole = ledger.read_bytes()
     ledger.write_bytes(whole[:-20] + b"x" + whole[-19:])
-    with pytest.raises(CorruptionError):
-        record_release(ledger, RELEASE)
+    corruption(lambda: record_release(ledger, RELEASE))
 
 
 def test_a_grid_of_processes_writes_every_release(tmp_path):

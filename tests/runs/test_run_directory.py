@@ -10,11 +10,10 @@ from damage import flip_bit
 from draws import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from refusal import refused
+from refusal import stopped
 from stops import StopsAfter
 
 from fedcache.config import Home, PartitionConfig, TrainConfig
-from fedcache.errors import Exit
 from fedcache.runs import loop
 from fedcache.runs.directory import RunDirectory
 from fedcache.runs.identity import Identity
@@ -104,10 +103,7 @@ def test_a_run_with_a_damaged_checkpoint_begins_again_to_the_same_bits(shapes):
     config = TrainConfig(method="fedavg", rounds=4, seeds="0")
     whole = loop.train(config, home, partition=dealt, runs=home.root / "whole")
     first = StopsAfter(2)
-    refused(
-        lambda: loop.train(config, home, partition=dealt, observer=first, stop=first.flag),
-        code=Exit.INTERRUPTED,
-    )
+    stopped(lambda: loop.train(config, home, partition=dealt, observer=first, stop=first.flag))
     (checkpoint,) = home.runs.rglob("checkpoint-0.safetensors")
     # a figure beside the tensors, which the digest of the first release did not cover
     checkpoint.write_bytes(checkpoint.read_bytes().replace(b"accuracy", b"bccuracy", 1))

@@ -6,10 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from heard import Heard
 from private_starts import home
-from refusal import refused
+from refusal import stopped
 
 from fedcache.config import Home, TrainConfig
-from fedcache.errors import Exit
 from fedcache.process import Stop
 from fedcache.runs.loop import train
 
@@ -63,10 +62,8 @@ def test_a_training_that_waits_can_be_stopped():
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(train, CONFIG, Home(home()), hooks=[pause])
         assert pause.reached.wait(60)
-        refused(
-            lambda: train(CONFIG, Home(home()), stop=stop),
-            "while waiting for another training",
-            code=Exit.INTERRUPTED,
+        stopped(
+            lambda: train(CONFIG, Home(home()), stop=stop), "while waiting for another training"
         )
         pause.go.set()
         assert not first.result().reused

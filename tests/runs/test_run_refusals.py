@@ -6,9 +6,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
-import pytest
+from refusal import corruption, machine_error, refused, store_error
 
-from fedcache.errors import CorruptionError, MachineError, StoreError, UsageError
+from fedcache.errors import UsageError
 from fedcache.runs import run_models
 from fedcache.runs.directory import (
     EXECUTIONS_OF_0_1,
@@ -20,13 +20,6 @@ from fedcache.runs.directory import (
 from fedcache.runs.garbage import Garbage, remove
 from fedcache.runs.identity import Identity
 from fedcache.runs.run import values_of
-
-
-def refused(kind, match, call):
-    """The hint of the error that a call ends with."""
-    with pytest.raises(kind, match=match) as caught:
-        call()
-    return caught.value.hint
 
 
 def test_a_damaged_run_crosses_a_process():
@@ -59,7 +52,7 @@ def test_a_result_of_an_earlier_release_names_its_execution_as_now(tmp_path):
 def test_what_cannot_be_deleted_is_named_with_what_is_gone(tmp_path, monkeypatch):
     garbage = [Garbage(tmp_path / name, "leftovers", "", 1) for name in ("a", "b")]
     monkeypatch.setattr(Path, "unlink", mock.Mock(side_effect=[None, PermissionError(13, "no")]))
-    refused(MachineError, f"{tmp_path / 'b'} .* 1 of 2", lambda: remove(garbage))
+    machine_error(lambda: remove(garbage), f"{tmp_path / 'b'} ", " 1 of 2")
 
 
 def test_swept_words_are_numbers_where_all_are():
@@ -84,7 +77,7 @@ def test_a_model_that_cannot_be_saved_costs_no_run_unless_it_was_asked_for(tmp_p
         saved, (said,) = save(clients)
         assert not saved
         assert "predict gives 2 scores" in said
-    refused(UsageError, "predict gives 2 scores", lambda: save("client-1"))
+    refused(lambda: save("client-1"), "predict gives 2 scores")
 
 
 def test_models_of_another_result_are_corruption(tmp_path, monkeypatch):
@@ -96,6 +89,6 @@ def test_models_of_another_result_are_corruption(tmp_path, monkeypatch):
     monkeypatch.setattr(run_models, "train_again", lambda *_: "fedcache train again")
     monkeypatch.setattr(run_models, "read_sealed", lambda *_: found)
     load = run_models.load_seed
-    refused(UsageError, "seed 5", lambda: load(tmp_path, 5))
-    assert refused(StoreError, "seed 4", lambda: load(tmp_path, 4)) == "fedcache train again"
-    refused(CorruptionError, "belong to another result", lambda: load(tmp_path))
+    refused(lambda: load(tmp_path, 5), "seed 5")
+    assert store_error(lambda: load(tmp_path, 4), "seed 4").hint == "fedcache train again"
+    corruption(lambda: load(tmp_path), "belong to another result")

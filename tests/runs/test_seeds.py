@@ -10,10 +10,9 @@ from command import ok
 from heard import Heard
 from private_starts import CONFIG as PRIVATE
 from private_starts import home
-from refusal import refused
+from refusal import stopped
 
 from fedcache.config import Home, TrainConfig
-from fedcache.errors import Exit
 from fedcache.federate.partition.partition import Partition
 from fedcache.process import Stop
 from fedcache.runs.directory import read_result, write_result
@@ -97,9 +96,8 @@ def test_a_preset_of_the_same_hyperparameters_is_the_same_run():
 def test_a_run_that_is_stopped_between_seeds_resumes_with_the_seeds_that_are_missing():
     stop = Stop()
     before = with_seeds("0").result
-    refused(
-        lambda: with_seeds("0-3", hooks=[lambda told: told.seed == 2 and stop.ask()], stop=stop),
-        code=Exit.INTERRUPTED,
+    stopped(
+        lambda: with_seeds("0-3", hooks=[lambda told: told.seed == 2 and stop.ask()], stop=stop)
     )
     (path,) = home().glob("runs/*/result.json")
     assert read_result(path) == before

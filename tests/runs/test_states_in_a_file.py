@@ -6,11 +6,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from refusal import refused
+from refusal import machine_error, stopped
 from stops import StopsAfter
 
 from fedcache.config import Home, PartitionConfig, TrainConfig
-from fedcache.errors import Exit
 from fedcache.federate.execution import memory_estimate
 from fedcache.runs import loop
 
@@ -57,7 +56,7 @@ def test_a_run_ends_with_the_same_bits_wherever_its_clients_are(home, monkeypatc
         expected = result_of(train(home, "plain", StopsAfter()))
 
     stops = StopsAfter(3)
-    refused(lambda: train(home, "stopped", stops), code=Exit.INTERRUPTED)
+    stopped(lambda: train(home, "stopped", stops))
     (table,) = (home.root / "stopped").rglob("states-0.table")
     checkpoint = table.with_name("checkpoint-0.safetensors")
     model = table.stat().st_size // 4
@@ -69,7 +68,7 @@ def test_a_run_ends_with_the_same_bits_wherever_its_clients_are(home, monkeypatc
     assert "Seed 0: resuming after round 3." in goes_on.notes
     assert not list((home.root / "stopped").rglob("states-*")), "dropped with the checkpoint"
 
-    refused(lambda: train(home, "damaged", StopsAfter(3)), code=Exit.INTERRUPTED)
+    stopped(lambda: train(home, "damaged", StopsAfter(3)))
     (table,) = (home.root / "damaged").rglob("states-0.table")
     assert table.read_bytes() == raw
     table.write_bytes(raw[:-1])
@@ -78,7 +77,7 @@ def test_a_run_ends_with_the_same_bits_wherever_its_clients_are(home, monkeypatc
     assert "states-0.table is missing or was changed" in "".join(again.warnings)
 
     with no_file_above(len(raw) - 1):
-        error = refused(lambda: train(home, "full", StopsAfter()), code=Exit.ENVIRONMENT)
+        error = machine_error(lambda: train(home, "full", StopsAfter()))
     (table,) = (home.root / "full").rglob("states-0.table")
     assert str(table) in error.message
     room = StopsAfter()

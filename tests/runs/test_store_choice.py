@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 from heard import Heard
+from refusal import refused, store_error
 
 from fedcache.config import TrainConfig
-from fedcache.errors import StoreError, UsageError
 from fedcache.federate.methods import METHODS
 from fedcache.runs.store_choice import (
     array_name,
@@ -42,13 +42,6 @@ def shelf(*keys, text=(), name="s.zarr", **recipes):
     )
 
 
-def refused(kind, match, call, *args):
-    """The hint of the error that a call ends with."""
-    with pytest.raises(kind, match=match) as caught:
-        call(*args)
-    return caught.value.hint
-
-
 SEVERAL = ("a@16", "b@32", "a@24/x", "c@8/1", "c@8/2", "pixels@32")
 
 
@@ -68,12 +61,11 @@ def test_backbones_are_named_by_name_size_or_key(names, keys):
 def test_a_name_of_several_or_of_no_array_is_refused_with_those_there_are():
     store = shelf(*SEVERAL)
     for names in (["b", "a"], []):
-        assert refused(UsageError, "'a' matches 2", chosen_arrays, store, names).endswith(
-            "--backbones: a@16, a@24"
-        )
-    hint = refused(UsageError, r"'c@8' matches 2", chosen_arrays, store, ["c@8"])
-    assert hint.endswith("c@8/1 (width 4), c@8/2 (width 4)")
-    refused(StoreError, "'d@9'; it has a@16, b@32", chosen_arrays, store, ["d@9"])
+        error = refused(lambda names=names: chosen_arrays(store, names), "'a' matches 2")
+        assert error.hint.endswith("--backbones: a@16, a@24")
+    error = refused(lambda: chosen_arrays(store, ["c@8"]), "'c@8' matches 2")
+    assert error.hint.endswith("c@8/1 (width 4), c@8/2 (width 4)")
+    store_error(lambda: chosen_arrays(store, ["d@9"]), "'d@9'; it has a@16, b@32")
 
 
 def test_a_sized_name_means_the_plain_array_and_views_are_named_by_their_key():
@@ -111,9 +103,9 @@ def test_a_method_with_text_takes_one_backbone(method):
     assert "clip-rn50@224" in note
     assert told(method, store, "glyph-clip") == (["glyph-clip@32"], [])
     assert told(method, shelf("b", "a", text=("a",)))[0] == ["a"]
-    hint = refused(UsageError, "got 2", told, method, store, "clip-rn50", "glyph-clip")
-    assert hint == "--backbones clip-rn50"
-    refused(StoreError, r"s\.zarr has none", told, method, shelf("a", "b"))
+    error = refused(lambda: told(method, store, "clip-rn50", "glyph-clip"), "got 2")
+    assert error.hint == "--backbones clip-rn50"
+    store_error(lambda: told(method, shelf("a", "b")), "s.zarr has none")
 
 
 def test_every_client_store_must_have_the_same_arrays():
@@ -121,13 +113,8 @@ def test_every_client_store_must_have_the_same_arrays():
     assert common_arrays([first, second], TrainConfig(), False) == ["a@16", "b"]
     assert common_arrays([first, second], TrainConfig(), True) == ["b"]
     other = shelf("a@16", "b", name="t.zarr", b={"views": 2})
-    refused(
-        StoreError,
-        r"t\.zarr has no features b",
-        common_arrays,
-        [first, other],
-        TrainConfig(),
-        False,
+    store_error(
+        lambda: common_arrays([first, other], TrainConfig(), False), "t.zarr has no features b"
     )
 
 
@@ -137,9 +124,9 @@ def test_an_encoder_is_trained_on_one_array_of_images():
     assert image_array(method, store, ["pixels@16"]) == "pixels@16"
     assert image_array(method, shelf("a", "pixels@8"), []) == "pixels@8"
     for names in (["a"], ["pixels@8", "pixels@16"]):
-        hint = refused(UsageError, ", ".join(names), image_array, method, store, names)
-        assert hint == "--backbones pixels@8"
-    refused(StoreError, r"s\.zarr has none", image_array, method, shelf("a"), [])
+        error = refused(lambda names=names: image_array(method, store, names), ", ".join(names))
+        assert error.hint == "--backbones pixels@8"
+    store_error(lambda: image_array(method, shelf("a"), []), "s.zarr has none")
 
 
 CLIPS, RESNETS = ("glyph-clip", "clip-rn50"), ("resnet18-birds", "resnet18-aircraft")

@@ -10,8 +10,9 @@ from command import fedcache
 from hypothesis import given
 from hypothesis import strategies as st
 from made_path import place_of
+from refusal import corruption
 
-from fedcache.errors import CorruptionError, Exit
+from fedcache.errors import Exit
 from fedcache.federate.engine import evaluate
 from fedcache.federate.engine.client_data import Data
 from fedcache.federate.partition.client_table import Client, ClientTable
@@ -97,12 +98,12 @@ def test_a_file_of_other_arrays_is_damaged_and_no_bug(content, tmp_path):
         for name in ("rows", "right", "scored", "share", "weight"):
             file.writestr(f"{name}_0.npy", content)
     raw = (tmp_path / ROWS_FILE).read_bytes()
-    with pytest.raises(
-        CorruptionError, match=r"test-rows\.npz was changed after fedcache wrote it"
-    ):
-        result_files.test_rows(
+    corruption(
+        lambda: result_files.test_rows(
             {"seeds": [0], "files": {ROWS_FILE: file_digest(ROWS_FILE, raw)}}, tmp_path
-        )
+        ),
+        "test-rows.npz was changed after fedcache wrote it",
+    )
 
 
 @pytest.mark.slow

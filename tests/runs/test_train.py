@@ -12,12 +12,11 @@ from federation import small
 from homes import made_once
 from made_path import place_of
 from pictures import folder
-from refusal import refused
+from refusal import stopped
 from stops import StopsAfter
 
 import fedcache as fc
 from fedcache.config import Home, PartitionConfig, TrainConfig
-from fedcache.errors import Exit
 from fedcache.federate.methods import METHODS
 from fedcache.process import Stop
 from fedcache.progress import Silent
@@ -103,7 +102,7 @@ def train(config, runs, **how):
 
 
 def train_until_stopped(said, config, runs, **how):
-    refused(lambda: train(config, runs, **how), said, code=Exit.INTERRUPTED)
+    stopped(lambda: train(config, runs, **how), said)
 
 
 def same_files(one, other):

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from refusal import refused
+from refusal import store_error
 from toy_store import KEYS, create, fill, samples, whole, writer
 
 from fedcache.config import Home
-from fedcache.errors import Exit
 from fedcache.extract.planning.find_store import need_store, resolve_path
 from fedcache.store import catalog
 from fedcache.store.lock import hold_lock
@@ -133,9 +132,8 @@ def test_a_name_is_looked_for_here_then_in_the_home_then_among_ingested_ones(
     # A command that needs a store does not take a folder for one.
     assert need_store(home, path=Path("m_i")).path == mine
     (tmp_path / "test").mkdir()
-    refused(
+    store_error(
         lambda: need_store(home, path=Path("test")),
         "test",
         "fedcache extract --dataset folder:test",
-        code=Exit.STORE,
     )

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 from damage import flip_bit
-from refusal import refused
+from refusal import corruption, refused
 
-from fedcache.errors import Exit
 from fedcache.store.store import Store, put_groups
 from fedcache.store.verify import repair, verify
 from fedcache.tables.groups import Group, joined
@@ -56,7 +55,7 @@ def test_a_flipped_bit_is_found_and_repair_forgets_the_group(tmp_path, at):
     groups = {"site": Group.of(["x", "y"] * 6)}
     put_groups(store, groups)
     flip_bit(store.path / "groups" / "site.group", at)
-    refused(lambda: Store.open(store.path).group("site"), code=Exit.CORRUPT)
+    corruption(lambda: Store.open(store.path).group("site"))
     assert [p["file"] for p in verify(store.path).problems] == ["groups/site.group"]
     repair(store.path)
     assert Store.open(store.path).groups == []

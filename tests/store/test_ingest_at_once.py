@@ -6,10 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from command import apart
-from refusal import refused
+from refusal import store_error
 from toy_store import KEYS, create, writer
 
-from fedcache.errors import Exit
 from fedcache.store.store import Store
 from fedcache.store.verify import verify
 
@@ -55,9 +54,4 @@ def test_threads_that_make_the_same_store_all_get_it(tmp_path):
 def test_a_second_writer_is_refused_and_a_thread_is_not_called_another_process(tmp_path):
     store = create(tmp_path / "s.zarr")
     with writer(store, KEYS[0]):
-        refused(
-            lambda: writer(store, KEYS[0]).__enter__(),
-            "thread",
-            "fedcache extract --wait",
-            code=Exit.STORE,
-        )
+        store_error(lambda: writer(store, KEYS[0]).__enter__(), "thread", "fedcache extract --wait")

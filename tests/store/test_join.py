@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 from command import fedcache
-from refusal import refused
+from refusal import corruption, store_error
 from toy_store import KEYS, WIDTH, content, fill, samples, write, writer
 
-from fedcache.errors import Exit
 from fedcache.progress import Silent
 from fedcache.store.join import join_parts, open_parts, rows_of_part
 from fedcache.store.manifest import StorePart, read_manifest
@@ -74,12 +73,12 @@ def test_a_part_says_what_it_has_and_opens_as_nothing_else(place):
     checked = verify(second)
     assert checked.ok
     assert all("is finished in part 2 of 2: 2 of 2 chunks" in note for note in checked.notes)
-    refused(lambda: Store.open(second), "is part 2 of 2 of a store", code=Exit.STORE)
+    store_error(lambda: Store.open(second), "is part 2 of 2 of a store")
     manifest = read_manifest(second)
     for wrong in ({"number": 3, "of": 2, "recipes": {}}, {"number": "1", "of": 2}, 7):
         manifest.dataset["part"] = wrong
         manifest.write(second)
-        refused(lambda: Store.open(second, part=True), code=Exit.CORRUPT)
+        corruption(lambda: Store.open(second, part=True))
 
 
 STEPS = ("adopt", "add_to_journal", "complete")
@@ -139,7 +138,7 @@ def test_a_part_of_other_weights_is_refused_by_their_name(place):
                 write(open_writer, chunk, KEYS[0])
             open_writer.complete()
         made.append(store.path)
-    refused(lambda: open_parts(made), "weights '2222' and not '1111'", code=Exit.STORE)
+    store_error(lambda: open_parts(made), "weights '2222' and not '1111'")
 
 
 def test_a_part_that_was_begun_and_has_no_array_is_unfinished(place):
@@ -148,7 +147,7 @@ def test_a_part_that_was_begun_and_has_no_array_is_unfinished(place):
     bare = new(empty.place(place / "bare.zarr"), empty)
 
     def unfinished(said):
-        refused(lambda: open_parts([one, bare.path]), said, code=Exit.STORE)
+        store_error(lambda: open_parts([one, bare.path]), said)
 
     unfinished("it has no features yet")
     fill(bare, KEYS[0])

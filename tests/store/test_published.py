@@ -10,13 +10,13 @@ import xarray
 import zarr
 from command import fedcache, ok, python
 from damage import flip_bit
-from refusal import refused
+from refusal import corruption, machine_error, refused, store_error
 from toy_store import KEYS, whole
 from web_server import web_server
 
 import fedcache as fc
 from fedcache.config import Home
-from fedcache.errors import CorruptionError, Exit, StoreError
+from fedcache.errors import Exit, StoreError
 from fedcache.progress import Silent
 from fedcache.runs.garbage import find_garbage
 from fedcache.store import byte_source, publish
@@ -129,18 +129,13 @@ def test_a_refusal_is_one_sentence(server, status, code, words, asked):
 
 def test_an_address_without_a_server_or_a_store_is_one_sentence(toy, server):
     (server.folder / "manifest.json").write_text("<html></html>")
-    with pytest.raises(CorruptionError, match="does not match the digest"):
-        Store.open(server.address)
-    refused(
-        lambda: Store.open("http://127.0.0.1:1/toy"),
-        "did not return manifest",
-        code=Exit.ENVIRONMENT,
-    )
+    corruption(lambda: Store.open(server.address), "does not match the digest")
+    machine_error(lambda: Store.open("http://127.0.0.1:1/toy"), "did not return manifest")
 
 
 def test_offline_nothing_is_read_from_an_address(server, monkeypatch):
     monkeypatch.setenv("FEDCACHE_OFFLINE", "1")
-    refused(lambda: opened(server), "downloads are disabled", code=Exit.ENVIRONMENT)
+    machine_error(lambda: opened(server), "downloads are disabled")
     assert server.asked == []
 
 
@@ -151,8 +146,7 @@ def test_other_bytes_are_found_and_never_kept(toy, server):
     address = f"{server.address}/toy"
     store = Store.open(address)
     assert len(store.reader(KEYS[0]).chunk(0))
-    with pytest.raises(CorruptionError, match="does not have the checksum of the manifest"):
-        store.reader(KEYS[0]).chunk(1)
+    corruption(lambda: store.reader(KEYS[0]).chunk(1), "does not have the checksum of the manifest")
     done = fedcache("verify", address)
     assert done.code == Exit.CORRUPT
     assert f"features/{KEYS[0]}, chunk 1" in done.out
@@ -165,11 +159,7 @@ def test_a_shard_that_was_cut_off_is_damage_and_no_fault_of_the_network(server, 
     store = opened(server)
     with (server.folder / "toy" / f"features/{KEYS[0]}/c/0/0/0").open("r+b") as shard:
         shard.truncate(length)
-    refused(
-        lambda: store.reader(KEYS[0]).chunk(1),
-        "does not have the checksum of the manifest",
-        code=Exit.CORRUPT,
-    )
+    corruption(lambda: store.reader(KEYS[0]).chunk(1), "does not have the checksum of the manifest")
 
 
 def test_a_mirror_that_lost_or_damaged_a_chunk_brings_it_again(toy, server):
@@ -211,8 +201,7 @@ def test_nothing_is_added_to_a_published_store(published):
         lambda: Store.create(published, store.samples, dataset=store.dataset),
     ]
     for change in changes:
-        with pytest.raises(StoreError, match="published store"):
-            change()
+        store_error(change, "published store")
 
 
 def test_publishing_again_writes_no_shard_again(toy, published):
@@ -303,11 +292,10 @@ def test_a_place_with_something_else_is_left_alone(toy, place, published):
             publication(store, target)
     assert [p.name for p in other.iterdir()] == ["thesis.txt"]
     (other / "thesis.txt").rename(other / publish.MARK)
-    refused(
+    store_error(
         lambda: publication(toy, other),
         f"delete everything in {other}",
         f"fedcache publish STORE {other}-published",
-        code=Exit.STORE,
     )
 
 
@@ -329,8 +317,7 @@ def test_a_killed_publication_is_no_store_and_is_completed(toy, place, published
         with pytest.raises(KeyboardInterrupt):
             publication(toy, target)
         monkeypatch.setattr(FolderSource, "put", real)
-        with pytest.raises(StoreError):
-            Store.open(target)
+        store_error(lambda target=target: Store.open(target))
         if left < len(all_files) - 2:  # where the manifest alone is missing, all arrays are there
             with pytest.raises(FileNotFoundError):
                 zarr.open_group(str(target), mode="r")
@@ -433,7 +420,7 @@ def test_a_forked_process_fetches_nothing(toy, server, monkeypatch):
     read = [rows[number][0].numpy() for number in range(len(rows))]
     assert np.array_equal(read, toy.Xy(KEYS[0], split=None)[0])
     assert len(server.asked) == asked
-    refused(lambda: store.reader(KEYS[1]).chunk(0), "forked process", code=Exit.ENVIRONMENT)
+    machine_error(lambda: store.reader(KEYS[1]).chunk(0), "forked process")
 
 
 class Absent:
@@ -449,7 +436,7 @@ def test_without_the_extra_the_command_that_installs_it_is_named(toy, place, mon
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setattr(sys, "meta_path", [Absent(), *sys.meta_path])
     for act in (lambda: Store.open("s3://bucket/digits"), lambda: publication(toy, place / "x")):
-        refused(act, "pip install 'fedcache[remote]'", code=Exit.ENVIRONMENT)
+        machine_error(act, "pip install 'fedcache[remote]'")
 
 
 @pytest.mark.slow

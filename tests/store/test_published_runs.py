@@ -11,9 +11,10 @@ from command import fedcache, ok
 from failing_command import must_fail
 from homes import made_once
 from made_path import place_of
+from refusal import store_error
 from web_server import web_server
 
-from fedcache.errors import Exit, StoreError
+from fedcache.errors import Exit
 from fedcache.progress import Silent
 from fedcache.store import byte_source, publish
 from fedcache.store.store import Store
@@ -91,8 +92,10 @@ def test_a_bucket_refuses_in_one_sentence(bucket, digits):
     assert missing.err.count("\n") == 2
     other = Store.from_arrays({"mine": [[1.0], [2.0]]}, labels=[0, 1])
     publish.publish(other, f"{bucket}/x", "", Silent())
-    with pytest.raises(StoreError, match="a publication of another dataset"):
-        publish.publish(Store.open(digits), f"{bucket}/x", "", Silent())
+    store_error(
+        lambda: publish.publish(Store.open(digits), f"{bucket}/x", "", Silent()),
+        "a publication of another dataset",
+    )
 
 
 READ = """

@@ -10,9 +10,9 @@ from draws import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from json_values import FINITE
-from refusal import refused
+from refusal import corruption
 
-from fedcache.errors import CorruptionError, Exit
+from fedcache.errors import CorruptionError
 from fedcache.store.files import read_sealed, write_sealed
 
 WHAT = {"kind": "test", "run": "ab", "seed": 3}
@@ -76,13 +76,12 @@ def test_what_is_no_sealed_file_is_refused_in_words(tmp_path, name):
         raw[::-1],
     ):
         path.write_bytes(bad)
-        caught = refused(lambda: read_sealed(path, WHAT), code=Exit.CORRUPT)
+        caught = corruption(lambda: read_sealed(path, WHAT))
         assert caught.message.startswith(str(path))
     for make in (path.mkdir, lambda: os.mkfifo(path)):  # nobody waits for a writer of a pipe
         path.rmdir() if path.is_dir() else path.unlink()
         make()
-        with pytest.raises(CorruptionError, match="is not a file"):
-            read_sealed(path, WHAT)
+        corruption(lambda: read_sealed(path, WHAT), "is not a file")
 
 
 def test_a_number_whose_stride_is_not_one_is_sealed_as_any_other(tmp_path):

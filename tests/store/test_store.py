@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from refusal import refused
+from refusal import corruption, store_error
 from toy_store import CHUNK, KEYS, ROWS, content, create, fill, values, whole, write, writer
 
-from fedcache.errors import Exit
 from fedcache.store.store import Store
 
 
@@ -41,12 +40,12 @@ def test_swapped_manifests_of_two_stores_are_found(place):
             write(w, chunk, KEYS[1])
         w.complete()
     (other.path / "manifest.json").write_bytes((one.path / "manifest.json").read_bytes())
-    refused(Store.open(other.path).reader(KEYS[0]).all, code=Exit.CORRUPT)
+    corruption(Store.open(other.path).reader(KEYS[0]).all)
 
 
 def test_an_unfinished_array_is_refused_and_resumed(expected, store):
     fill(store, KEYS[0], chunks=2)
-    refused(lambda: Store.open(store.path).reader(KEYS[0]), "2 of 4 chunks", code=Exit.STORE)
+    store_error(lambda: Store.open(store.path).reader(KEYS[0]), "2 of 4 chunks")
     assert Store.open(store.path).unfinished() == [{"name": KEYS[0], "kept": 2, "chunks": 4}]
     with (store.path / f"journal-{KEYS[0]}.jsonl").open("ab") as file:
         file.write(b'{"chunk":3,"cr')  # a torn line vouches for nothing
@@ -70,7 +69,7 @@ def test_another_how_is_refused_until_fresh(store):
 
     other = writer(store, KEYS[0], how={"batch": 8})
     said = ("settings or versions: batch was 4, now 8", "Discard the unfinished part with --fresh")
-    refused(other.__enter__, *said, code=Exit.STORE)
+    store_error(other.__enter__, *said)
     assert chunks() == 2
     with writer(store, KEYS[0], how={"batch": 8}, fresh=True) as w:
         assert (w.kept, chunks()) == ([], 0)
@@ -80,6 +79,6 @@ def test_non_finite_rows_are_refused_with_their_numbers(store):
     x = np.ones((CHUNK, 1, 3), np.float32)
     with writer(store, KEYS[0]) as w:
         x[1] = np.inf
-        refused(lambda: w.write(1, x), "row 5", code=Exit.CORRUPT)
+        corruption(lambda: w.write(1, x), "row 5")
         x[1] = 1e6  # finite, but not in float16
-        refused(lambda: w.write(1, x), "float16", code=Exit.CORRUPT)
+        corruption(lambda: w.write(1, x), "float16")

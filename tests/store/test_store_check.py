@@ -7,10 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from damage import files_of, flip, found, with_history_and_an_array_in_flight
-from refusal import refused
+from refusal import corruption, store_error
 from toy_store import BAD, KEYS, content, fill, whole, write, writer
 
-from fedcache.errors import Exit
 from fedcache.store.files import sha256_hex
 from fedcache.store.manifest import read_manifest, read_quarantine
 from fedcache.store.store import Store
@@ -68,7 +67,7 @@ def test_a_repaired_array_computes_only_its_damaged_chunks_again(finished):
     chunk = finished.path / "features" / KEYS[0] / "c/2/0/0"
     chunk.write_bytes(chunk.read_bytes()[:-1])
     reader = Store.open(finished.path).reader(KEYS[0])
-    refused(reader.all, "chunk 2 of", f"fedcache repair {finished.path}", code=Exit.CORRUPT)
+    corruption(reader.all, "chunk 2 of", f"fedcache repair {finished.path}")
     (done,) = repair(finished.path)
     assert KEYS[0] in done
     assert list(Store.open(finished.path).arrays) == [KEYS[1]]
@@ -123,9 +122,7 @@ def test_a_list_of_bad_images_with_the_right_digest_and_other_words_is_damaged(f
     for line in (b"no json", b'{"row":1}', b'{"row":"x","name":"a","reason":"b"}', b"[" * 100_000):
         (finished.path / "quarantine.jsonl").write_bytes(line)
         manifest = replace(before, files={**before.files, "quarantine.jsonl": sha256_hex(line)})
-        refused(
-            lambda manifest=manifest: read_quarantine(finished.path, manifest), code=Exit.CORRUPT
-        )
+        corruption(lambda manifest=manifest: read_quarantine(finished.path, manifest))
 
 
 def test_what_cannot_be_made_again_is_still_named_after_repair(finished):
@@ -141,7 +138,7 @@ def test_repair_refuses_an_array_that_is_being_written(store):
     fill(store, KEYS[0], chunks=2)
     with writer(store, KEYS[0]) as w:
         (w.path / "c/1/0/0").write_bytes(b"?")
-        refused(lambda: repair(store.path), KEYS[0], code=Exit.STORE)
+        store_error(lambda: repair(store.path), KEYS[0])
 
 
 def test_a_torn_line_of_the_history_is_cut_off_by_the_next_event(store):
@@ -161,4 +158,4 @@ def test_a_pipe_in_the_place_of_a_file_is_damage_and_blocks_nobody(finished, nam
     path = finished.path
     (path / name).unlink()
     os.mkfifo(path / name)
-    refused(lambda: Store.open(path).reader(KEYS[0]).all(), code=Exit.CORRUPT)
+    corruption(lambda: Store.open(path).reader(KEYS[0]).all())

@@ -11,11 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from embedding_file import read_embeddings
-from refusal import refused
+from refusal import corruption, machine_error, refused
 from tolerance import close
 from toy_store import KEYS, whole
 
-from fedcache.errors import CorruptionError, Exit
 from fedcache.store import export as export_file
 from fedcache.store.content import arrange
 from fedcache.store.export import export
@@ -100,8 +99,7 @@ def test_rows_that_are_not_finite_are_named_by_their_place_in_the_file(tmp_path,
     x = np.ones((5, 2))
     x[3, 1] = value
     np.savez(tmp_path / "x.npz", X=x, name=np.array(["e", "d", "c", "b", "a"]))
-    with pytest.raises(CorruptionError, match="row 3"):
-        arrange(read_embeddings(tmp_path / "x.npz"), "x")
+    corruption(lambda: arrange(read_embeddings(tmp_path / "x.npz"), "x"), "row 3")
 
 
 class Bomb:
@@ -227,7 +225,7 @@ def test_a_full_disk_leaves_no_half_file(tmp_path, monkeypatch):
 
     store = whole(tmp_path / "s.zarr")
     monkeypatch.setitem(export_file.WRITERS, ".npz", full)
-    refused(lambda: export(store, tmp_path / "e.npz", KEYS), "disk", code=Exit.ENVIRONMENT)
+    machine_error(lambda: export(store, tmp_path / "e.npz", KEYS), "disk")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["s.zarr"]
 
 

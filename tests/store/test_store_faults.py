@@ -9,7 +9,7 @@ import google_crc32c
 import numpy as np
 import pytest
 from draws import FULL
-from refusal import refused
+from refusal import corruption, machine_error, refused
 from toy_store import BAD, KEYS, check_what_is_read, content, create, fill, whole, write, writer
 
 from fedcache.errors import Exit, FedcacheError
@@ -107,7 +107,7 @@ def test_a_full_disk_says_what_it_needs_and_what_is_free(store, monkeypatch):
         faults = Faults(monkeypatch, errno.ENOSPC)
         faults.left = 1
         # 4 rows x 3 float16
-        refused(lambda: write(w, 1, KEYS[0]), "needs 24 bytes", code=Exit.ENVIRONMENT)
+        machine_error(lambda: write(w, 1, KEYS[0]), "needs 24 bytes")
         write(w, 1, KEYS[0])  # there is room again
     with writer(store, KEYS[0]) as w:
         assert w.kept == [0, 1]
@@ -186,7 +186,7 @@ def test_ok_without_a_commit_that_vouches_is_refused(finished):
     raw[9] = 1  # a row whose features are NaN now looks readable
     raw[-4:] = google_crc32c.value(bytes(raw[:-4])).to_bytes(4, "little")
     file.write_bytes(raw)
-    refused(lambda: Store.open(finished.path).samples, code=Exit.CORRUPT)
+    corruption(lambda: Store.open(finished.path).samples)
     assert [p["file"] for p in verify(finished.path).problems] == ["samples/ok/c/0"]
 
 

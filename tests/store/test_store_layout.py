@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import xarray
 import zarr
-from refusal import refused
+from golden_store import GOLDEN, lay_golden
+from refusal import refused, store_error
 from toy_store import (
     ALL_BAD,
     CHUNK,
@@ -32,8 +33,6 @@ from fedcache.store.reader import MAPS
 from fedcache.store.store import Samples, Store, put_groups
 from fedcache.store.verify import verify
 from fedcache.tables.groups import Group
-
-GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def printable(raw):
@@ -66,10 +65,7 @@ def test_a_store_has_the_bytes_of_the_golden_file(finished):
 @pytest.mark.parametrize("golden", ["store-format-1.json", "store-format-1-named-axes.json"])
 def test_a_store_of_format_1_still_reads(place, golden):
     """The first file is of a version that gave the axes of arrays no names."""
-    for name, words in json.loads((GOLDEN / golden).read_text()).items():
-        kind, _, body = words.partition(":")
-        (place / name).parent.mkdir(parents=True, exist_ok=True)
-        (place / name).write_bytes(bytes.fromhex(body) if kind == "hex" else body.encode())
+    lay_golden(place, golden)
     assert verify(place).problems == []
     store = Store.open(place)
     for key in KEYS:
@@ -195,7 +191,7 @@ def test_what_is_there_already_is_left_alone(place):
     (place / "folder" / "x").write_text("mine")
     (place / "empty").mkdir()
     for name in ("file", "folder"):
-        refused(lambda name=name: create(place / name), name, code=Exit.STORE)
+        store_error(lambda name=name: create(place / name), name)
     assert create(place / "empty").rows == ROWS
 
 
@@ -230,7 +226,7 @@ def test_what_a_store_does_not_hold_is_named_with_the_command_that_makes_it(stor
         (lambda: store.use_text("a", ["{}"]), "s.zarr"),
         (lambda: store.reader("c-1"), "c-1", KEYS[1]),
     ):
-        refused(call, *words, code=Exit.STORE)
+        store_error(call, *words)
 
 
 def test_the_text_features_written_or_chosen_last_are_the_current_ones(store):

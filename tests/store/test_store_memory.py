@@ -9,10 +9,9 @@ import psutil
 import pytest
 from damage import flip_bit
 from prepared_rows import prepared
-from refusal import refused
+from refusal import corruption, machine_error, refused, store_error
 from toy_store import KEYS, ROWS, values, whole
 
-from fedcache.errors import Exit
 from fedcache.federate.engine.client_data import prepare_features
 from fedcache.store import files as limit
 from fedcache.store import reader as reading
@@ -41,7 +40,7 @@ def test_a_flipped_bit_is_found_by_every_way_of_reading_and_the_first_is_named(
     for way in ways:
         reader = Store.open(path).reader(KEYS[0])
         for _ in range(2):  # nor does a second attempt give out what the first refused
-            refused(partial(way, reader), "chunk 1 of", code=Exit.CORRUPT)
+            corruption(partial(way, reader), "chunk 1 of")
         assert np.array_equal(reader.rows(np.array([0])), values(KEYS[0])[:1])
 
 
@@ -68,7 +67,7 @@ def test_a_full_disk_is_an_error_before_anything_is_mapped(tmp_path, monkeypatch
     monkeypatch.setattr(os, "posix_fallocate", full)
     monkeypatch.setenv("FEDCACHE_MEMORY", "10")
     no_room = partial(prepare_features, [np.ones((4, 1, 3), np.float16)], "none", scratch=tmp_path)
-    refused(no_room, "needs 48 bytes", code=Exit.ENVIRONMENT)
+    machine_error(no_room, "needs 48 bytes")
 
 
 def test_the_budget_can_be_set(monkeypatch):
@@ -113,4 +112,4 @@ def test_the_budget_is_half_of_what_is_free(tmp_path, monkeypatch, meminfo, grou
 def test_rows_of_another_store_are_refused(tmp_path):
     reader = whole(tmp_path / "s.zarr").reader(KEYS[0])
     for rows in ([-1, 3], [ROWS], [0, 99]):
-        refused(lambda rows=rows: reader.rows(np.array(rows)), KEYS[0], str(ROWS), code=Exit.STORE)
+        store_error(lambda rows=rows: reader.rows(np.array(rows)), KEYS[0], str(ROWS))

@@ -8,10 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from embedding_file import read_embeddings
-from refusal import refused
+from refusal import corruption, machine_error, refused, store_error
 from toy_store import KEYS, samples
 
-from fedcache.errors import Exit
 from fedcache.store import chunks, lock, manifest
 from fedcache.store.export import export
 from fedcache.store.manifest import read_quarantine
@@ -41,7 +40,7 @@ def test_a_manifest_that_is_no_file_is_corrupt_and_one_that_appears_is_read(fini
     assert list(answers) == []
     monkeypatch.setattr(manifest, "read_whole", fails(PermissionError(13, "Permission denied")))
     named = str(path / "manifest.json")
-    refused(lambda: manifest.read_manifest(path), named, code=Exit.CORRUPT)
+    corruption(lambda: manifest.read_manifest(path), named)
 
 
 def test_a_store_without_features_says_so():
@@ -49,8 +48,8 @@ def test_a_store_without_features_says_so():
         arrays = {key: SimpleNamespace(dtype=dtype) for key, dtype in held.items()}
         return manifest.select_arrays(arrays, None, "s.zarr")
 
-    refused(select, "s.zarr", code=Exit.STORE)
-    refused(lambda: select(pixels="uint8"), "s.zarr", code=Exit.STORE)
+    store_error(select, "s.zarr")
+    store_error(lambda: select(pixels="uint8"), "s.zarr")
     assert select(pixels="uint8", a="float16") == ["a"]
 
 
@@ -75,8 +74,8 @@ def test_a_chunk_that_is_missing_or_ends_while_it_is_read_is_corrupt(place, monk
     out = np.empty(8, np.uint8)
 
     def both_refuse():
-        refused(lambda: chunks.map_file(path, 8, "chunk 0"), str(path), code=Exit.CORRUPT)
-        refused(lambda: chunks.read_file(path, out, 8, "chunk 0"), str(path), code=Exit.CORRUPT)
+        corruption(lambda: chunks.map_file(path, 8, "chunk 0"), str(path))
+        corruption(lambda: chunks.read_file(path, out, 8, "chunk 0"), str(path))
 
     both_refuse()
     path.write_bytes(b"12345678rest")
@@ -92,7 +91,7 @@ def test_text_features_that_are_zero_or_not_finite_are_named(place, row, value):
     text = np.ones((3, 4), np.float32)
     text[row] = value
     np.savez(place / "x.npz", features=np.ones((6, 4)), labels=np.arange(6) % 3, text=text)
-    refused(lambda: read_embeddings(place / "x.npz"), f"row {row} of text", code=Exit.CORRUPT)
+    corruption(lambda: read_embeddings(place / "x.npz"), f"row {row} of text")
 
 
 def test_a_list_of_unreadable_rows_that_is_no_file_is_corrupt(finished):
@@ -101,7 +100,7 @@ def test_a_list_of_unreadable_rows_that_is_no_file_is_corrupt(finished):
     listed = path / "quarantine.jsonl"
     listed.unlink()
     for _ in range(2):
-        refused(lambda: read_quarantine(path, known), str(listed), code=Exit.CORRUPT)
+        corruption(lambda: read_quarantine(path, known), str(listed))
         listed.mkdir(exist_ok=True)
 
 
@@ -134,8 +133,4 @@ def test_a_lock_names_its_holder_and_tidies_up_after_killed_ones(place):
     assert not note.exists()
     nowhere = left / "x.lock"
     left.touch()
-    refused(
-        lambda: lock.hold_lock(nowhere, "it", wait=False).__enter__(),
-        str(nowhere),
-        code=Exit.ENVIRONMENT,
-    )
+    machine_error(lambda: lock.hold_lock(nowhere, "it", wait=False).__enter__(), str(nowhere))

@@ -1,5 +1,7 @@
 """What a call must refuse, and what the refusal must say."""
 
+from functools import partial
+
 import pytest
 
 from fedcache.errors import Exit, FedcacheError
@@ -15,6 +17,13 @@ def refused(call, *words, code=Exit.USAGE):
     for word in words:
         assert word in str(caught.value), str(caught.value)
     return caught.value
+
+
+corruption = partial(refused, code=Exit.CORRUPT)
+machine_error = partial(refused, code=Exit.ENVIRONMENT)
+store_error = partial(refused, code=Exit.STORE)
+training_error = partial(refused, code=Exit.FEDERATED)
+stopped = partial(refused, code=Exit.INTERRUPTED)
 
 
 def bad_image(read, of, said=""):

@@ -1,9 +1,8 @@
 """Extractions of a folder of images in small chunks that are stopped on the way."""
 
-from refusal import refused
+from refusal import stopped
 
 from fedcache.config import ExtractConfig, Home
-from fedcache.errors import Exit
 from fedcache.extract.extract_dataset import extract
 from fedcache.process import Stop
 from fedcache.progress import Silent
@@ -42,7 +41,4 @@ def stop_extraction(config, images, home=None, **more):
     """Extract, and stop after so many images."""
     observer = StopAfter(images)
     where = home or Home.from_environment()
-    refused(
-        lambda: extract(config, where, observer=observer, stop=observer.flag, **more),
-        code=Exit.INTERRUPTED,
-    )
+    stopped(lambda: extract(config, where, observer=observer, stop=observer.flag, **more))

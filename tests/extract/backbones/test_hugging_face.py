@@ -12,12 +12,13 @@ import transformers
 from command import fedcache, ok
 from made_path import place_of
 from pictures import folder
-from refusal import refused
+from refusal import machine_error, refused
 from tolerance import SUMS, close
+from weights_at import encoder_at
 
 from fedcache import optional
-from fedcache.errors import Exit, MachineError, UsageError
-from fedcache.extract.backbones import Weights, library_caches, load, lookup
+from fedcache.errors import Exit
+from fedcache.extract.backbones import library_caches, lookup
 from fedcache.extract.backbones.hugging_face import fetch
 from fedcache.extract.backbones.hugging_face_folder import PATTERNS, PROMPTS, read_preprocessing
 from fedcache.extract.backbones.own import content_sha256
@@ -37,7 +38,7 @@ def saved(tmp_path_factory):
 
 def opened(path, output=None):
     row = lookup(f"hf:{path}", output=output)
-    return row, load(row, Weights(path, content_sha256(path), ""), row.recipe)
+    return row, encoder_at(row, path)
 
 
 def pixels():
@@ -162,8 +163,7 @@ def test_sentence_transformers_files_say_how_to_pool(saved, tmp_path):
     (path / "1_Pooling" / "config.json").write_text(json.dumps(told))
     assert lookup(f"hf:{path}").recipe.pooling == "last"
     (path / "modules.json").write_text(json.dumps([{"type": "sentence_transformers.models.Dense"}]))
-    with pytest.raises(UsageError, match=r"unknown way.*Dense"):
-        TextEncoder(f"hf:{path}")
+    refused(lambda: TextEncoder(f"hf:{path}"), "unknown way", "Dense")
 
 
 @pytest.mark.slow
@@ -242,8 +242,7 @@ def test_pulling_asks_for_the_files_that_count_and_nothing_else(saved, monkeypat
         "cache_dir": library_caches().huggingface,
     }
     assert not any(pattern.endswith((".bin", ".py", ".pt")) for pattern in PATTERNS)
-    with pytest.raises(MachineError, match="is not the name of a repository"):
-        fetch("hf:tiny-vit", offline=False)
+    machine_error(lambda: fetch("hf:tiny-vit", offline=False), "is not the name of a repository")
 
 
 def edited(old, new):

@@ -9,14 +9,15 @@ import torch
 from command import fedcache, ok
 from failing_command import must_fail
 from pictures import folder
-from refusal import refused
+from refusal import corruption, machine_error, refused
 from tiny_onnx import encoder
 from tolerance import close
+from weights_at import features_of
 
 import fedcache as fc
 from fedcache import optional
-from fedcache.errors import CorruptionError, Exit
-from fedcache.extract.backbones import Weights, load, locate, lookup, own
+from fedcache.errors import Exit
+from fedcache.extract.backbones import load, locate, lookup, own
 from fedcache.extract.digests import DigestMemory
 from fedcache.plugins import bare_name
 from fedcache.store.files import file_sha256
@@ -24,15 +25,6 @@ from fedcache.store.store import Store
 
 GREY = torch.full((3, 8, 8, 3), 51, dtype=torch.uint8)
 """Three images that are 51 everywhere: 0.2 of 255."""
-
-
-def run(row, images=GREY, **changed):
-    recipe = row.recipe.override(changed)
-    return (
-        load(row, Weights(Path(row.place), file_sha256(Path(row.place)), ""), recipe)
-        .image(images)
-        .numpy()
-    )
 
 
 @pytest.mark.parametrize(("layout", "batch"), [("NCHW", "N"), ("NHWC", 2), ("NCHW", 1)])
@@ -47,22 +39,23 @@ def test_floats_are_normalised_and_other_batches_filled_up(tmp_path, layout, bat
     )
     assert row.recipe.pooling == "y"
     # Without a norm 2 * 0.2 = 0.4; by ImageNet's 2 * (0.2 - mean) / std; from 0 to 255 2 * 51 = 102.
-    assert close(run(row, norm="unit"), np.full((3, 6), 0.4), 8 * 8)
+    assert close(features_of(row, GREY, norm="unit"), np.full((3, 6), 0.4), 8 * 8)
     mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
-    assert close(run(row), np.tile(2 * (0.2 - mean) / std, (3, 2)), 8 * 8)
-    assert close(run(row, norm="bytes"), np.full((3, 6), 102.0), 8 * 8)
+    assert close(features_of(row, GREY), np.tile(2 * (0.2 - mean) / std, (3, 2)), 8 * 8)
+    assert close(features_of(row, GREY, norm="bytes"), np.full((3, 6), 102.0), 8 * 8)
 
 
 def test_bytes_are_given_as_they_are(tmp_path):
     row = lookup(f"onnx:{encoder(tmp_path / 'a.onnx', kind='uint8', layout='NHWC')}")
     assert row.raw
-    assert run(row).tolist() == [[102.0] * 6] * 3
-    refused(lambda: run(row, norm="imagenet"), "takes unnormalised pixels")
+    assert features_of(row, GREY).tolist() == [[102.0] * 6] * 3
+    refused(lambda: features_of(row, GREY, norm="imagenet"), "takes unnormalised pixels")
 
 
 def test_half_floats_are_cast(tmp_path):
     row = lookup(f"onnx:{encoder(tmp_path / 'a.onnx', kind='float16')}")
-    assert close(run(row, norm="unit"), np.full((3, 6), 2 * float(np.float16(0.2))), 8 * 8)
+    halves = np.full((3, 6), 2 * float(np.float16(0.2)))
+    assert close(features_of(row, GREY, norm="unit"), halves, 8 * 8)
 
 
 @pytest.mark.parametrize(("output", "layout"), [("m", "NCHW"), ("m", "NHWC"), ("t", "NCHW")])
@@ -73,7 +66,7 @@ def test_maps_and_tokens_are_averaged_and_the_recipe_says_so(tmp_path, output, l
     images = torch.arange(8 * 8 * 3, dtype=torch.uint8).reshape(1, 8, 8, 3)
     # Channel c holds c, c + 3, .. c + 189: mean c + 94.5; times 2.
     expected = [189.0, 191.0, 193.0] * 2
-    assert close(run(row, images, norm="bytes")[0], expected, 8 * 8)
+    assert close(features_of(row, images, norm="bytes")[0], expected, 8 * 8)
 
 
 @pytest.mark.parametrize(("output", "batch"), [("b", "N"), ("l", 2)])
@@ -150,10 +143,8 @@ def test_a_file_that_changes_under_an_extraction_is_refused(tmp_path):
     row = lookup(f"onnx:{encoder(tmp_path / 'a.onnx')}")
     weights = locate(row, given={}, home=tmp_path, memory=DigestMemory(tmp_path / "d"))
     encoder(tmp_path / "a.onnx", weight=3.0)
-    with pytest.raises(CorruptionError, match="sha256"):
-        load(row, weights, row.recipe)
-    with pytest.raises(CorruptionError, match="changed"):
-        own.unchanged_bytes(Path(row.place), weights.sha256)
+    corruption(lambda: load(row, weights, row.recipe), "sha256")
+    corruption(lambda: own.unchanged_bytes(Path(row.place), weights.sha256), "changed")
 
 
 def test_two_files_of_one_name_in_one_command_are_refused(tmp_path):
@@ -182,9 +173,7 @@ def test_weights_beside_the_file_are_refused_wherever_one_stands(tmp_path, monke
     encoder(tmp_path / "a.onnx", external=True)
     assert (tmp_path / "a.bin").exists()
     monkeypatch.chdir(tmp_path)  # where onnxruntime would look
-    caught = refused(
-        lambda: lookup("onnx:a.onnx"), "its weights are in separate files", code=Exit.ENVIRONMENT
-    )
+    caught = machine_error(lambda: lookup("onnx:a.onnx"), "its weights are in separate files")
     _, code, path = shlex.split(caught.hint.partition("python ")[2])
     assert path == str(tmp_path / "a.onnx")
     monkeypatch.setattr("sys.argv", ["-c", path])
@@ -195,9 +184,7 @@ def test_weights_beside_the_file_are_refused_wherever_one_stands(tmp_path, monke
 def test_names_without_a_file_are_a_sentence(tmp_path):
     for name in ("onnx:", "onnx:/", "onnx:a@b.onnx"):
         refused(lambda name=name: lookup(name, home=tmp_path))
-    refused(
-        lambda: lookup("onnx:absent.onnx", home=tmp_path), "onnx:absent.onnx", code=Exit.ENVIRONMENT
-    )
+    machine_error(lambda: lookup("onnx:absent.onnx", home=tmp_path), "onnx:absent.onnx")
 
 
 def test_another_device_or_dtype_is_refused(tmp_path):
@@ -259,6 +246,6 @@ def test_an_exported_efficientnet_gives_timms_features(tmp_path):
     images = torch.randint(
         0, 256, (3, 224, 224, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
     )
-    theirs, ours = run(file, images, norm="half"), network.image(images).numpy()
+    theirs, ours = features_of(file, images, norm="half"), network.image(images).numpy()
     assert np.abs(ours).max() > 1
     assert np.abs(theirs - ours).max() < 1e-4

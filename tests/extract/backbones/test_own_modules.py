@@ -11,12 +11,12 @@ from command import ok
 from failing_command import must_fail
 from pictures import folder
 from PIL import Image
-from refusal import refused
+from refusal import corruption, refused
 from tolerance import close
 from torch import nn
 
 import fedcache as fc
-from fedcache.errors import CorruptionError, Exit
+from fedcache.errors import Exit
 from fedcache.extract.backbones import load, lookup, own_module
 from fedcache.extract.backbones.own_module import digest_of_module
 from fedcache.plugins import note_named
@@ -278,8 +278,7 @@ def test_one_in_memory_runs_here_for_every_number_of_workers(nets, tmp_path):
     row = lookup("module:Small")
     weights = own_module.weights_of(row)
     own_module._IN_MEMORY["module:Small"].module.weight.data.add_(1)
-    with pytest.raises(CorruptionError, match="now has other weights or code"):
-        load(row, weights, row.recipe)
+    corruption(lambda: load(row, weights, row.recipe), "now has other weights or code")
 
 
 @pytest.mark.parametrize(

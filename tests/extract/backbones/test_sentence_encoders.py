@@ -13,10 +13,10 @@ from failing_command import must_fail
 from pictures import folder
 from refusal import refused
 from tolerance import SUMS, close
+from weights_at import encoder_at
 
 from fedcache.errors import Exit
-from fedcache.extract.backbones import load, lookup
-from fedcache.extract.backbones.backbone import Weights
+from fedcache.extract.backbones import lookup
 from fedcache.extract.backbones.own import content_sha256
 from fedcache.extract.backbones.text_encoder import TextEncoder, tokens_of
 from fedcache.plugins import note_named
@@ -160,7 +160,7 @@ def test_models_that_number_positions_behind_the_padding_read_fewer_tokens(model
 def test_a_row_is_of_its_folder_and_refuses_what_is_of_images(model, tmp_path):
     row = lookup(f"hf:{model}")
     assert (row.reads, row.width, row.text_width, row.provider) == ("texts", 16, 16, "text_encoder")
-    encoder = load(row, Weights(model, content_sha256(model), ""), row.recipe)
+    encoder = encoder_at(row, model)
     refused(
         lambda: encoder.image(torch.zeros(1, 8, 8, 3, dtype=torch.uint8)), "hf:tiny reads texts"
     )

@@ -10,10 +10,11 @@ import torch
 import transformers
 from command import fedcache, ok
 from failing_command import must_fail
+from refusal import refused
 from tiny_sounds import RATE, tone
 from tolerance import SUMS, close
 
-from fedcache.errors import Exit, UsageError
+from fedcache.errors import Exit
 from fedcache.extract.backbones import lookup, lookup_recorded
 from fedcache.extract.recipe import Recipe
 from fedcache.store.store import Store
@@ -116,8 +117,7 @@ def test_choices_are_in_the_recipe_and_find_their_row_again(models, tmp_path):
         ({"seconds": "x"}, "reads 0.1 to 60 seconds"),
         ({"pooling": "pooler_output"}, "Unknown pooling"),
     ):
-        with pytest.raises(UsageError, match=said):
-            lookup(name, options=wrong)
+        refused(lambda wrong=wrong: lookup(name, options=wrong), said)
 
 
 def test_a_damaged_feature_extractor_is_one_sentence(models, tmp_path):

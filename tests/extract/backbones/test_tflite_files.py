@@ -9,12 +9,13 @@ import torch
 from command import fedcache, ok
 from failing_command import must_fail
 from made_path import place_of
-from refusal import refused
+from refusal import machine_error, refused
 from tiny_tflite import SCALE, classifier, mean_colour
 from tolerance import close
+from weights_at import features_of
 
-from fedcache.errors import Exit, FedcacheError, MachineError
-from fedcache.extract.backbones import BACKBONES, Weights, load, lookup
+from fedcache.errors import Exit
+from fedcache.extract.backbones import BACKBONES, lookup
 from fedcache.extract.backbones.tflite_file import (
     Graph,
     Layer,
@@ -27,15 +28,6 @@ from fedcache.store.files import file_sha256
 FILES = os.environ.get("FEDCACHE_MOBILENETS")
 """Folder of the three files of Coral's test data; without it their tests are skipped."""
 MOBILENETS = [name for name in BACKBONES if name.startswith("mobilenetv2-")]
-
-
-def run(row, images, *, file=None, **changed):
-    path = file or Path(row.place)
-    return (
-        load(row, Weights(path, file_sha256(path), ""), row.recipe.override(changed))
-        .image(images)
-        .numpy()
-    )
 
 
 def coloured(red, green, blue):
@@ -52,10 +44,12 @@ def test_floats_are_normalised_and_cut_before_the_classifier(tmp_path):
     assert (whole.width, cut.width, cut.recipe.size, cut.raw) == (4, 3, 8, False)
     assert (whole.recipe.pooling, cut.recipe.pooling) == ("scores", "avg(penultimate)")
     # From -1 to 1: 204 -> 0.6, 51 -> -0.6, 0 -> -1; score k is (k + 1) times red.
-    assert close(run(cut, image), np.array([[0.6, -0.6, -1.0]]), 8 * 8 * 3)
-    assert close(run(whole, image), np.array([[0.6, 1.2, 1.8, 2.4]]), 8 * 8 * 3)
-    assert close(run(whole, image, norm="unit"), np.array([[0.8, 1.6, 2.4, 3.2]]), 8 * 8 * 3)
-    chances = run(lookup(f"tflite:{path}"), image)
+    assert close(features_of(cut, image), np.array([[0.6, -0.6, -1.0]]), 8 * 8 * 3)
+    assert close(features_of(whole, image), np.array([[0.6, 1.2, 1.8, 2.4]]), 8 * 8 * 3)
+    assert close(
+        features_of(whole, image, norm="unit"), np.array([[0.8, 1.6, 2.4, 3.2]]), 8 * 8 * 3
+    )
+    chances = features_of(lookup(f"tflite:{path}"), image)
     powers = np.exp([[0.6, 1.2, 1.8, 2.4]])
     assert close(chances, powers / powers.sum(), 8 * 8 * 3)
 
@@ -67,13 +61,13 @@ def test_quantised_inputs_get_the_pixels_and_outputs_are_multiplied_out(tmp_path
     # (200 - 128) / 64 = 1.125, (100 - 128) / 64 = -0.4375, -128 / 64 = -2
     expected = [(value - 128) * SCALE for value in (200, 100, 0)]
     two = torch.cat([coloured(200, 100, 0), coloured(0, 200, 100)])
-    assert run(row, two).tolist() == [expected, [expected[2], expected[0], expected[1]]]
-    refused(lambda: run(row, two, norm="half"), "takes unnormalised pixels")
+    assert features_of(row, two).tolist() == [expected, [expected[2], expected[0], expected[1]]]
+    refused(lambda: features_of(row, two, norm="half"), "takes unnormalised pixels")
 
 
 def test_free_sides_behind_the_channels_get_the_size_of_the_recipe(tmp_path):
     row = lookup(f"tflite:{mean_colour(tmp_path / 'a.tflite')}", size=8)
-    assert close(run(row, coloured(204, 51, 0)), np.array([[0.6, -0.6, -1.0]]), 8 * 8)
+    assert close(features_of(row, coloured(204, 51, 0)), np.array([[0.6, -0.6, -1.0]]), 8 * 8)
 
 
 def test_the_layer_before_the_classifier_is_found_by_structure():
@@ -92,8 +86,7 @@ def test_the_layer_before_the_classifier_is_found_by_structure():
     assert chosen_tensor(graph, "m", None) == 8
     assert chosen_tensor(graph, "m", "f") == 5
     for asked in ("b", "a"):  # weights and images are computed by no layer
-        with pytest.raises(FedcacheError, match=f"Unknown output of m.*{asked}"):
-            chosen_tensor(graph, "m", asked)
+        refused(lambda asked=asked: chosen_tensor(graph, "m", asked), "Unknown output of m", asked)
     alone = Graph(names, frozenset({1}), frozenset({1}), layers[:1], (0,), (2,))
     refused(lambda: alone.penultimate("m"), "classifier")
     several = Graph(names, frozenset(), frozenset(), layers, (0,), (5, 8))
@@ -127,8 +120,7 @@ def test_every_number_that_leads_on_is_compared(tmp_path):
     assert (graph.inputs, graph.outputs, graph.weights) == ((0,), (5,), frozenset({2}))
     changed = with_output(raw, 77, "a")
     assert sum(a != b for a, b in zip(raw, changed, strict=True)) == 1
-    with pytest.raises(MachineError, match="77 where there are 6"):
-        read_graph(changed, tmp_path, "a")
+    machine_error(lambda: read_graph(changed, tmp_path, "a"), "77 where there are 6")
     assert read_graph(with_output(raw, 1, "a"), tmp_path, "a").outputs == (1,)
 
 
@@ -182,7 +174,7 @@ def test_the_features_are_what_the_classifier_reads(name):
     images = torch.randint(
         0, 256, (2, 224, 224, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)
     )
-    features = run(row, images, file=path)
+    features = features_of(row, images, path)
     assert features.shape == (2, 1280)
     assert features.min() >= 0  # after a ReLU6
     assert len(np.unique(features)) > 20
@@ -198,4 +190,4 @@ def test_the_features_are_what_the_classifier_reads(name):
     )
     expected = features @ weights.reshape(len(bias), 1280).T + bias
     step = details[dense.outputs[0]]["quantization"][0]
-    assert np.abs(run(scores, images) - expected).max() < 0.51 * step
+    assert np.abs(features_of(scores, images) - expected).max() < 0.51 * step

@@ -6,9 +6,8 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from refusal import refused
+from refusal import machine_error
 
-from fedcache.errors import Exit
 from fedcache.extract.backbones import lookup, word_clip
 from fedcache.extract.backbones.backbone import Weights, text_features
 from fedcache.extract.backbones.clip_towers import split_towers
@@ -181,11 +180,8 @@ def test_a_gradient_reaches_the_context(encoder, towers):
 
 
 def test_missing_and_other_words_are_refused():
-    refused(
-        lambda: pinned("no_such_words", "", {"a.txt": "0"}), "no_such_words", code=Exit.ENVIRONMENT
-    )
-    refused(
+    machine_error(lambda: pinned("no_such_words", "", {"a.txt": "0"}), "no_such_words")
+    machine_error(
         lambda: pinned("timm", "data/_info", dict.fromkeys(word_clip.TEXTS, "0000")),
         "imagenet_synset_to_lemma.txt",
-        code=Exit.ENVIRONMENT,
     )

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from no_dataset import no_dataset
 from opened import open_dataset, peek
-from refusal import bad_image, refused
+from refusal import bad_image, corruption, machine_error, refused
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.datasets import archives, row_sources
@@ -169,11 +169,11 @@ def test_no_file_of_arrays_is_to_be_unpacked_into_a_folder_of_images(tmp_path, m
     path = write(tmp_path / "packed.npz", images=np.zeros_like(RGB))
     monkeypatch.setattr(archives, "FREE_BYTES", 0)
     monkeypatch.setattr(archives, "MAX_EXPANSION", 1)
-    bomb = refused(lambda: opened(path), "would unpack", code=Exit.CORRUPT)
+    bomb = corruption(lambda: opened(path), "would unpack")
     assert "zip -r0 new.npz *" in bomb.hint
     with zipfile.ZipFile(path, "a") as file:
         file.writestr("../a.npy", b"")
-    hostile = refused(lambda: opened(path), "leaves the archive", code=Exit.CORRUPT)
+    hostile = corruption(lambda: opened(path), "leaves the archive")
     assert "pack them again" in hostile.hint
 
 
@@ -200,7 +200,7 @@ def test_a_file_that_changes_while_it_is_read_is_noticed(tmp_path, name):
     source = pickle.loads(pickle.dumps(opened(path).source))
     with path.open("ab") as file:
         file.write(b" ")
-    refused(lambda: source.read(0), "has changed since it was listed", code=Exit.ENVIRONMENT)
+    machine_error(lambda: source.read(0), "has changed since it was listed")
 
 
 def test_links_out_of_an_h5_file_or_folder_are_not_followed(tmp_path):

@@ -15,7 +15,7 @@ from command import fedcache
 from make_images import encoded, pixels
 from no_dataset import no_dataset
 from opened import open_dataset, peek
-from refusal import bad_image, refused
+from refusal import bad_image, machine_error, refused
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.datasets.listing import pull
@@ -190,7 +190,7 @@ def test_an_error_of_the_system_is_no_damaged_image(tmp_path, monkeypatch):
             raise OSError(errno.EMFILE, "Too many open files")
 
         patch.setattr(pq.ParquetFile, "iter_batches", too_many)
-        refused(lambda: source.read(7), "Too many open files", code=Exit.ENVIRONMENT)
+        machine_error(lambda: source.read(7), "Too many open files")
     assert source.read(7) == PNG[7]
 
 
@@ -277,7 +277,7 @@ def test_a_repository_without_parquet_files_is_not_blamed_on_the_network(tmp_pat
         raise huggingface_hub.errors.RevisionNotFoundError("404", response=answer)
 
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", dataset_info)
-    refused(lambda: pull("hf:me/mine", data=tmp_path), "no parquet files", code=Exit.ENVIRONMENT)
+    machine_error(lambda: pull("hf:me/mine", data=tmp_path), "no parquet files")
 
 
 def test_pull_takes_the_parquet_files_that_the_library_finds(tmp_path, monkeypatch):

@@ -21,9 +21,8 @@ from failing_command import must_fail
 from make_images import write_tar, write_zip
 from opened import open_dataset
 from paper_trees import write
-from refusal import refused
+from refusal import corruption, machine_error, refused
 
-from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.datasets import download, paper, torchvision
 
 
@@ -236,7 +235,7 @@ def test_a_download_goes_on_where_it_stopped(ranges, server, tmp_path):
     raw = os.urandom(3 << 20)
     (folder / "a.bin").write_bytes(raw)
     handler.ranges, handler.stop_after = ranges, 1 << 20
-    refused(lambda: fetched(server, tmp_path), "a.bin", code=Exit.ENVIRONMENT)
+    machine_error(lambda: fetched(server, tmp_path), "a.bin")
     assert (tmp_path / "a.bin.part").stat().st_size == 1 << 20
     assert not (tmp_path / "a.bin").exists()
     handler.stop_after = None
@@ -261,15 +260,18 @@ def test_a_whole_part_of_another_file_is_fetched_again(server, tmp_path):
 
 def test_a_web_page_is_not_taken_for_a_file(server, tmp_path):
     (server[1] / "a.html").write_bytes(b"<html>sign in</html>")
-    with pytest.raises(FedcacheError, match="web page"):
-        fetched(server, tmp_path, "a.html")
-    with pytest.raises(FedcacheError, match="Not Found"):
-        download.fetch(f"{server[0]}/gone", tmp_path / "gone", md5="", say=print)
+    machine_error(lambda: fetched(server, tmp_path, "a.html"), "web page")
+    machine_error(
+        lambda: download.fetch(f"{server[0]}/gone", tmp_path / "gone", md5="", say=print),
+        "Not Found",
+    )
     assert [path for path, _ in server[2].asked] == ["/a.html", "/gone"], (
         "what is not there is asked for once"
     )
-    with pytest.raises(FedcacheError, match="file://"):
-        download.fetch(f"file://{server[1]}/a.html", tmp_path / "c", md5="", say=print)
+    machine_error(
+        lambda: download.fetch(f"file://{server[1]}/a.html", tmp_path / "c", md5="", say=print),
+        "file://",
+    )
     assert list(tmp_path.glob("*.part")) == []
 
 
@@ -292,15 +294,18 @@ def test_an_unencrypted_address_of_another_machine_needs_a_checksum(
     published("cifar10", **{"cifar-10-python.tar.gz": ""})
     assert fedcache("datasets pull cifar10 --from http://mirror.example/data").code == 2
     assert no_network == []
-    with pytest.raises(FedcacheError):
-        plain(sha256="0" * 64)
+    machine_error(lambda: plain(sha256="0" * 64))
     assert no_network
     no_network.clear()
 
 
 def test_a_file_with_another_sha256_is_removed(server, tmp_path):
-    with pytest.raises(FedcacheError, match="published sha256 is 000"):
-        download.fetch(f"{server[0]}/a.bin", tmp_path / "a.bin", sha256="0" * 64, say=print)
+    machine_error(
+        lambda: download.fetch(
+            f"{server[0]}/a.bin", tmp_path / "a.bin", sha256="0" * 64, say=print
+        ),
+        "published sha256 is 000",
+    )
     assert list(tmp_path.glob("a.bin*")) == []
     right = hashlib.sha256(b"the file").hexdigest()
     assert download.fetch(
@@ -312,7 +317,7 @@ def test_an_address_that_leads_on_to_an_unencrypted_one_is_refused(server, tmp_p
     """From this machine to another without a checksum; and from an encrypted address to any that is not."""
     server[2].leads_to = "http://mirror.example/a.bin"
     moved = partial(download.fetch, f"{server[0]}/moved", tmp_path / "a.bin", say=print)
-    refused(moved, "mirror.example", code=Exit.ENVIRONMENT)
+    machine_error(moved, "mirror.example")
     assert no_network == []
     server[2].leads_to = f"{server[0]}/a.bin"
     assert moved().read_bytes() == b"the file"
@@ -326,8 +331,10 @@ def test_an_encrypted_address_that_leads_on_to_an_unencrypted_one_is_refused(
     """Also for a file whose checksum is known: who asks for https means it."""
     address, handler = encrypted
     handler.leads_to = f"{server[0]}/a.bin"
-    with pytest.raises(FedcacheError, match="not encrypted"):
-        download.fetch(f"{address}/moved", tmp_path / "a.bin", md5="0" * 32, say=print)
+    machine_error(
+        lambda: download.fetch(f"{address}/moved", tmp_path / "a.bin", md5="0" * 32, say=print),
+        "not encrypted",
+    )
     assert server[2].asked == []
 
 
@@ -361,7 +368,7 @@ def test_an_archive_that_should_not_be_unpacked_is_refused(make, tmp_path, monke
     path = tmp_path / "archive"
     make(path)
     inside = tmp_path / "inside" / "place"
-    refused(lambda: download.unpack(path, inside), code=Exit.CORRUPT)
+    corruption(lambda: download.unpack(path, inside))
     assert not list(tmp_path.rglob("out.txt"))
     assert not (tmp_path / "etc").exists()
 

@@ -11,7 +11,7 @@ import pytest
 from make_images import png, write_directory
 from no_dataset import no_dataset
 from opened import open_dataset, peek
-from refusal import bad_image, refused
+from refusal import bad_image, machine_error
 from test_datasets_idx import write
 
 from fedcache.errors import Exit
@@ -142,20 +142,15 @@ def test_of_one_part_that_is_there_a_fifth_is_the_test_set(tmp_path, mnist, left
     assert all(np.array_equal(source.read(i), images[i]) for i in range(len(images)))
     assert {0, 1} == set(data.split.tolist())
     next(raw.glob("*images*")).unlink()  # half a part is no part that is missing
-    refused(
-        lambda: open_dataset("torchvision:MNIST", data=tmp_path / "data"),
-        "MNIST",
-        code=Exit.ENVIRONMENT,
-    )
+    machine_error(lambda: open_dataset("torchvision:MNIST", data=tmp_path / "data"), "MNIST")
 
 
 @pytest.mark.parametrize("name", ["MNIST", "ImageNet", "SVHN"])
 def test_missing_files_say_how_to_get_them(tmp_path, name):
-    caught = refused(
+    caught = machine_error(
         lambda: open_dataset(f"torchvision:{name}", data=tmp_path),
         str(tmp_path / name),
         f"--data {name}=",
-        code=Exit.ENVIRONMENT,
     )
     assert ("datasets pull" in caught.hint) == readers.TABLE[name].pulls
     assert list(tmp_path.glob(f"{name}*")) == []  # torchvision makes folders where it looks

@@ -5,9 +5,9 @@ import pickle
 
 import numpy as np
 import pytest
-from refusal import bad_image, refused
+from refusal import bad_image, corruption
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import FedcacheError
 from fedcache.extract.datasets.paper_index import PickledImages, load_pickle, read_images
 from fedcache.extract.datasets.row_sources import Shards
 
@@ -25,7 +25,7 @@ def test_nothing_is_run(tmp_path):
     for protocol in range(6):
         for held in (trap, {"data": [trap]}, (np.array([trap]), 0)):
             (tmp_path / "x").write_bytes(pickle.dumps(held, protocol))
-            refused(lambda: load_pickle(tmp_path / "x"), ".mkdir", code=Exit.CORRUPT)
+            corruption(lambda: load_pickle(tmp_path / "x"), ".mkdir")
             assert not (tmp_path / "sprung").exists()
 
 
@@ -33,7 +33,7 @@ def test_a_pickle_may_name_only_what_arrays_need(tmp_path):
     for name in ("builtins.eval", "os.system", "numpy.load", "numpy.core.multiarray.scalar2"):
         module, _, function = name.rpartition(".")
         (tmp_path / "x").write_bytes(f"c{module}\n{function}\n(tR.".encode())
-        refused(lambda: load_pickle(tmp_path / "x"), name, code=Exit.CORRUPT)
+        corruption(lambda: load_pickle(tmp_path / "x"), name)
 
 
 @pytest.mark.parametrize("protocol", range(2, 6))
@@ -64,7 +64,7 @@ def test_an_array_may_not_ask_for_memory_it_does_not_bring(tmp_path):
     big = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(J\xff\xff\xff\x7fJ\xff\xff\xff\x7ftU\x01btR."
     for raw in (big, b"cnumpy\nndarray\n(K\x05tR.", b"cnumpy\ndtype\n(U\x0cV99999999999tR."):
         (tmp_path / "x").write_bytes(b"\x80\x02" + raw)
-        refused(lambda: load_pickle(tmp_path / "x"), "x", code=Exit.CORRUPT)
+        corruption(lambda: load_pickle(tmp_path / "x"), "x")
 
 
 def test_a_dtype_that_is_neither_numbers_nor_words_is_named(tmp_path):
@@ -74,7 +74,7 @@ def test_a_dtype_that_is_neither_numbers_nor_words_is_named(tmp_path):
     }
     for code, raw in {**named, "None": b"N", "5": b"K\x05"}.items():
         (tmp_path / "x").write_bytes(b"\x80\x02cnumpy\ndtype\n(" + raw + b"tR.")
-        refused(lambda: load_pickle(tmp_path / "x"), f"the dtype '{code}'", code=Exit.CORRUPT)
+        corruption(lambda: load_pickle(tmp_path / "x"), f"the dtype '{code}'")
 
 
 OBJECT = b"cnumpy\ndtype\n(U\x02O8K\x00K\x01tR"
@@ -108,7 +108,7 @@ def test_what_is_no_pair_of_images_and_labels_is_named(tmp_path):
         ((images, [0]), "1 labels"),
     ):
         (tmp_path / "x").write_bytes(pickle.dumps(held))
-        refused(lambda: read_images(tmp_path / "x", ""), named, code=Exit.CORRUPT)
+        corruption(lambda: read_images(tmp_path / "x", ""), named)
 
 
 def test_a_file_that_is_lost_while_it_is_read_costs_its_images(tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from federation import Rows, go_tiny, keeps, run, run_points, small, tiny
-from refusal import refused
+from refusal import refused, training_error
 
 from fedcache.errors import FederatedRunError, InternalError, UsageError
 from fedcache.federate.engine.client_data import stack_clients
@@ -69,7 +69,7 @@ def test_a_state_of_an_earlier_release_names_its_clients_one_by_one():
     again = go_tiny("solo", state=former)
     assert np.array_equal(again.client_accuracy, whole.client_accuracy, equal_nan=True)
     other = snapshot._replace(meta={**snapshot.meta, "clients": names[::-1]})
-    refused(lambda: go_tiny("solo", state=other), "clients", code=7)
+    training_error(lambda: go_tiny("solo", state=other), "clients")
 
 
 @pytest.mark.parametrize(("row", "said"), [(4, None), (9, "client 'b' holds 9")])

@@ -18,9 +18,8 @@ from federation import (
     run,
     small,
 )
-from refusal import refused
+from refusal import refused, store_error, training_error
 
-from fedcache.errors import Exit
 from fedcache.federate.engine.method import ClientOverrides, everywhere
 from fedcache.federate.methods import METHODS
 from fedcache.heads.linear import affine
@@ -104,7 +103,7 @@ def test_the_public_set_neither_trains_nor_is_scored_and_everybody_reads_it():
     assert np.isnan(out.client_accuracy[0])
     assert all(torch.equal(p, data.x[clients[0].train]) for p in seen)
     empty = [replace(clients[0], train=np.empty(0, np.int64)), *clients[1:]]
-    refused(lambda: go_all(method, {}, data, empty), "client 0", code=7)
+    training_error(lambda: go_all(method, {}, data, empty), "client 0")
 
 
 def test_what_evaluation_trains_reads_labels_of_all_training_rows_and_changes_no_run():
@@ -136,8 +135,6 @@ def test_what_evaluation_trains_reads_labels_of_all_training_rows_and_changes_no
 def test_what_the_data_lack_is_asked_for(need):
     data, clients = federation()
     method = replace(METHODS["fedncm"], needs=frozenset({"labels", need}))
-    refused(
-        lambda: run(method, method.resolve(), replace(data, text=None), clients, rounds=1),
-        need,
-        code=Exit.STORE,
+    store_error(
+        lambda: run(method, method.resolve(), replace(data, text=None), clients, rounds=1), need
     )

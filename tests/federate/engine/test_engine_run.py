@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from federation import C, federation, gap, go, go_all, keeps, rows_tested
-from refusal import refused
+from refusal import refused, training_error
 from setting_lines import set_to
 from sklearn.metrics import f1_score
 
@@ -47,10 +47,9 @@ def test_a_result_that_is_not_finite_names_round_and_client(execution):
     data, clients = federation()
     x = data.x.clone()
     x[clients[3].train[5]] = torch.inf
-    refused(
+    training_error(
         lambda: go_all("fedavg", "head=linear", replace(data, x=x), clients, execution=execution),
         "round 1 for client 3 ('client-3')",
-        code=Exit.FEDERATED,
     )
 
 
@@ -142,8 +141,8 @@ def test_what_cannot_be_run_is_refused(name, settings, how, code, named):
 def test_a_state_of_another_run_is_refused():
     saved = []
     go("solo", rounds=1, on_round=keeps(saved))
-    refused(lambda: go("fedavg", state=saved[0]), "method 'solo'", code=7)
-    refused(lambda: go("solo", state=saved[0], seed=1), "seed 0", code=7)
+    training_error(lambda: go("fedavg", state=saved[0]), "method 'solo'")
+    training_error(lambda: go("solo", state=saved[0], seed=1), "seed 0")
 
 
 def test_the_snapshot_is_not_a_view_of_the_run():

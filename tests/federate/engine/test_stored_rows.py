@@ -10,9 +10,8 @@ from command import ok
 from federation import cases, difference, go_tiny, tiny, wide
 from methods_tried import tried
 from pairs import parametrize, served
-from refusal import refused
+from refusal import corruption
 
-from fedcache.errors import Exit
 from fedcache.federate.engine import client_data as stored
 from fedcache.federate.engine.client_data import (
     FEAT_POSTS,
@@ -136,9 +135,7 @@ def test_every_chunk_is_verified_before_a_row_is_read(tmp_path, damage):
             "place": files[0].read_bytes(),
         }
         files[1].write_bytes(found[damage])
-    refused(
-        lambda: map_rows(Store.open(store.path).reader(*store.arrays)), "chunk 1", code=Exit.CORRUPT
-    )
+    corruption(lambda: map_rows(Store.open(store.path).reader(*store.arrays)), "chunk 1")
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,8 @@ import pytest
 import torch
 from federation import federation, gap, go
 from method_calls import lanes
-from refusal import refused
+from refusal import store_error
 
-from fedcache.errors import Exit
 from fedcache.federate.engine.client_data import stack_clients
 from fedcache.federate.engine.context import training_views
 from fedcache.federate.methods import METHODS
@@ -69,7 +68,7 @@ def test_an_epoch_draws_one_augmentation_of_each_row_and_never_the_plain_one():
 
 @pytest.mark.parametrize("setting", ["train_view", "proto_view"])
 def test_augmentations_that_are_not_stored_are_asked_for_in_vain(setting):
-    refused(lambda: go("fedpcl", {setting: "aug"}), f"{setting}=aug", "--views 4", code=Exit.STORE)
+    store_error(lambda: go("fedpcl", {setting: "aug"}), f"{setting}=aug", "--views 4")
 
 
 @pytest.mark.parametrize(("score", "warnings"), [("dot", 1), ("cos", 0), ("mse", 0)])

@@ -12,7 +12,7 @@ import pytest
 from command import fedcache, words_of
 from failing_command import must_fail
 from pictures import folder
-from refusal import refused
+from refusal import machine_error
 from toy_store import content, samples
 
 from fedcache.errors import Exit
@@ -53,10 +53,8 @@ def test_an_address_where_no_cluster_answers_is_told_at_once(monkeypatch):
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         for line, words in ((closed, "No Ray cluster answers"), (silent, "is not a Ray cluster")):
-            refused(
-                partial(cluster.check_address, f"127.0.0.1:{line.getsockname()[1]}"),
-                words,
-                code=Exit.ENVIRONMENT,
+            machine_error(
+                partial(cluster.check_address, f"127.0.0.1:{line.getsockname()[1]}"), words
             )
 
 
@@ -174,7 +172,7 @@ def test_a_helper_or_a_driver_that_does_not_share_the_path_is_told(writer, tmp_p
         replace(writer.for_workers(), store=tmp_path / "elsewhere"),
         replace(writer.for_workers(), header="0" * 64),
     ):
-        refused(other.check, "does not see the store", code=Exit.ENVIRONMENT)
+        machine_error(other.check, "does not see the store")
     written = writer.for_workers().write(0, np.zeros((8, 1, 3), np.float32))
     written.file.unlink()
-    refused(lambda: writer.commit(written), "is missing", "all nodes share", code=Exit.ENVIRONMENT)
+    machine_error(lambda: writer.commit(written), "is missing", "all nodes share")

@@ -7,11 +7,10 @@ import pytest
 import torch
 from fake_grid import grid_of, planned, together
 from methods_tried import tried
-from refusal import refused
+from refusal import training_error
 from setting_lines import set_to
 from small_sites import Heard, cut, mean_accuracy, missed_by
 
-from fedcache.errors import Exit
 from fedcache.federate.engine.method import sends_nothing
 from fedcache.federate.engines.flower.messages import SiteMessage, pack, unpack
 from fedcache.federate.engines.flower.plan import why_not
@@ -204,12 +203,7 @@ def test_no_site_is_blamed_where_the_model_is_the_cause(grid, tmp_path):
     huge = lying(times(1e15))
     for node in grid.sites:
         grid.meddle[node] = lambda kind, n, packed: huge(kind, n, packed) if n == 1 else packed
-    refused(
-        lambda: run_on(grid, "fedprox", tmp_path),
-        "not the sites",
-        "--aggregate median",
-        code=Exit.FEDERATED,
-    )
+    training_error(lambda: run_on(grid, "fedprox", tmp_path), "not the sites", "--aggregate median")
 
 
 @pytest.mark.parametrize("case", ["fed3r", "fedcgs", "gh-ofl qda", "fedncm", "fedproto", "fedavg"])
@@ -266,14 +260,12 @@ def test_a_sound_upload_that_makes_the_system_singular_is_left_out_and_named(cas
 def test_what_no_single_upload_explains_ends_the_run_and_names_the_suspects(grid, tmp_path):
     for node in grid.sites:
         grid.meddle[node] = lying(drowning)
-    refused(lambda: run_on(grid, "fed3r with a bias", tmp_path), "'client-", code=Exit.FEDERATED)
+    training_error(lambda: run_on(grid, "fed3r with a bias", tmp_path), "'client-")
 
 
 def test_a_quorum_counts_the_uploads_that_the_server_can_aggregate(sites, tmp_path):
-    refused(
-        lambda: run_of("fed3r with a bias", sites, tmp_path, drowning, quorum=SITES),
-        "5 of 6 sites",
-        code=Exit.FEDERATED,
+    training_error(
+        lambda: run_of("fed3r with a bias", sites, tmp_path, drowning, quorum=SITES), "5 of 6 sites"
     )
 
 
@@ -287,4 +279,4 @@ def test_where_bad_uploads_end_the_run_the_site_is_named(sites, tmp_path):
         ("fed3r with a bias", drowning),
     ):
         ends = partial(run_of, case, sites, tmp_path / case, lie, on_bad_update="fail")
-        refused(ends, "Round 1: ", "'client-2'", code=Exit.FEDERATED)
+        training_error(ends, "Round 1: ", "'client-2'")

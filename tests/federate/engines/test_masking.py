@@ -9,11 +9,10 @@ from fake_grid import planned, together
 from hypothesis import given
 from hypothesis import strategies as st
 from methods_tried import tried
-from refusal import refused
+from refusal import refused, training_error
 from small_sites import Heard, mean_accuracy, missed_by
 from test_flower_parts import OVER_SITES, alone, changed, late, shards  # noqa: F401
 
-from fedcache.errors import Exit
 from fedcache.federate.engine.method import UploadTensor
 from fedcache.federate.engines.flower.masking import MODULUS, Masking, levels_for
 from fedcache.federate.methods import METHODS
@@ -59,23 +58,17 @@ def test_what_looks_at_single_uploads_or_hides_nothing_is_refused():
 
 
 def test_a_number_beyond_the_bound_is_not_sent_and_the_bound_that_works_is_named(grid, tmp_path):
-    refused(
-        lambda: together(secure("fed3r", secure_bound=1e-3), grid, tmp_path),
-        "too few sites",
-        code=Exit.FEDERATED,
+    training_error(
+        lambda: together(secure("fed3r", secure_bound=1e-3), grid, tmp_path), "too few sites"
     )
     masking = masking_of(
         {"gram": UploadTensor((2,), torch.float32)}, {"gram": "sum"}, {}, bound=1.0
     )
-    refused(
-        lambda: masking.vector({"gram": torch.tensor([0.0, 29.0])}, {}, 10.0),
-        "--secure-bound 4",
-        code=Exit.FEDERATED,
+    training_error(
+        lambda: masking.vector({"gram": torch.tensor([0.0, 29.0])}, {}, 10.0), "--secure-bound 4"
     )
-    refused(
-        lambda: masking.vector({"gram": torch.tensor([0.0, float("nan")])}, {}, 10.0),
-        "at most",
-        code=Exit.FEDERATED,
+    training_error(
+        lambda: masking.vector({"gram": torch.tensor([0.0, float("nan")])}, {}, 10.0), "at most"
     )
 
 
@@ -93,10 +86,8 @@ def test_a_sum_with_an_answer_to_another_round_is_not_used(grid, tmp_path):
     grid.meddle[101] = lambda kind, _number, packed: (
         changed(packed, late) if kind == "fit" else packed
     )
-    refused(
-        lambda: together(secure("fedavg"), grid, tmp_path),
-        "answered another round or job",
-        code=Exit.FEDERATED,
+    training_error(
+        lambda: together(secure("fedavg"), grid, tmp_path), "answered another round or job"
     )
 
 

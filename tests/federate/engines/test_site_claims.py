@@ -12,7 +12,7 @@ from fake_grid import FakeGrid, grid_of, planned, together
 from hypothesis import given
 from hypothesis import strategies as st
 from json_values import json_values
-from refusal import refused
+from refusal import store_error, training_error
 from setting_lines import set_to
 from small_sites import Heard, mean_accuracy, missed_by, sharded
 
@@ -210,10 +210,9 @@ def test_a_claim_that_is_not_believed_costs_that_site_its_place_and_no_other(sit
     assert mean_accuracy(run) == without_liar(sites, tmp_path)
     (missed,) = missed_by(run)
     assert missed["site"] == LIAR
-    refused(
+    training_error(
         lambda: federated(grid_of(sites, tmp_path / "few"), tmp_path, max_rows_per_client=3),
         "max-rows-per-client",
-        code=Exit.FEDERATED,
     )
 
 
@@ -266,7 +265,7 @@ def test_class_text_comes_from_a_site_that_sends_what_it_said():
     assert torch.equal(found.text(digest, 3), text)
     assert len(heard.lines) == 4
     found.members.pop()
-    refused(lambda: found.text(digest, 3), code=Exit.FEDERATED)
+    training_error(lambda: found.text(digest, 3))
 
 
 RULES = ("median", "trimmed:0.2", "geomedian", "krum", "nnm+median", "clip:1.0")
@@ -312,11 +311,8 @@ def test_of_two_sites_that_differ_nobody_knows_which_is_right_unless_it_is_said(
         grid.sites = {node: grid.sites[node] for node in (node_of(grid, "client-0"), *grid.meddle)}
         return grid
 
-    refused(
-        lambda: federated(pair(tmp_path / "state"), tmp_path, sites=2),
-        "views",
-        "--like NAME",
-        code=Exit.STORE,
+    store_error(
+        lambda: federated(pair(tmp_path / "state"), tmp_path, sites=2), "views", "--like NAME"
     )
     run = federated(pair(tmp_path / "told"), tmp_path, sites=2, like="client-0")
     assert run.result["clients"] == ["client-0"]

@@ -7,7 +7,7 @@ import pytest
 from command import ok
 from damage import flip_bit
 from failing_command import must_fail
-from refusal import refused
+from refusal import training_error
 from setting_lines import set_to
 from test_site_claims import federated, node_of, shards  # noqa: F401
 from tolerance import SUMS, close
@@ -75,7 +75,7 @@ def test_where_all_sites_have_the_servers_model_none_keeps_one(grid, tmp_path):
 def test_a_job_whose_name_is_a_path_is_refused():
     """The name is part of the paths of the site's files, and it comes from the server."""
     words = {"id": "../../elsewhere", "hp": {}, "seed": 0, "round": 1, "since": 0}
-    refused(lambda: SiteJob.from_words(words), "not a valid job name", code=Exit.FEDERATED)
+    training_error(lambda: SiteJob.from_words(words), "not a valid job name")
 
 
 def test_a_model_of_a_site_that_was_changed_is_refused(grid, sites, tmp_path):

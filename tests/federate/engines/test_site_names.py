@@ -7,11 +7,10 @@ from failing_command import must_fail
 from fake_grid import planned, together
 from hypothesis import given
 from hypothesis import strategies as st
-from refusal import refused
+from refusal import corruption, refused
 from small_sites import Heard, missed_by, sharded
 
 from fedcache.config import Home
-from fedcache.errors import Exit
 from fedcache.federate.engines.flower.site_names import SiteNames, names_of
 
 OWNER, IMPOSTOR = 100, 900
@@ -89,11 +88,7 @@ def test_without_keys_names_are_bound_for_one_run_and_that_is_said(grid, tmp_pat
 def test_a_damaged_table_is_refused(damage, names, grid, tmp_path):
     assert names.path is not None
     names.path.write_bytes(damage(names.path.read_bytes()))
-    refused(
-        lambda: run(grid, tmp_path / "later", names),
-        "This file assigns site names to keys",
-        code=Exit.CORRUPT,
-    )
+    corruption(lambda: run(grid, tmp_path / "later", names), "This file assigns site names to keys")
 
 
 @examples(25, 300)

@@ -9,10 +9,9 @@ from federation import difference, federation, gap, go, go_all, tiny
 from float64 import normal
 from hypothesis import given
 from hypothesis import strategies as st
-from refusal import refused
+from refusal import training_error
 from setting_lines import cases_of
 
-from fedcache.errors import Exit
 from fedcache.federate.engine.client_data import cut_out, stack_clients
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.execution import executor
@@ -104,9 +103,7 @@ def test_uploads_that_are_more_than_a_sum_come_one_by_one(case, trust):
 def test_the_client_with_a_bad_row_is_found_by_its_name(value):
     data, clients = crowd()
     data.x[clients[777].train[0]] = value
-    caught = refused(
-        lambda: go_all("fedncm", {}, data, clients, rounds=1), "client-777", code=Exit.FEDERATED
-    )
+    caught = training_error(lambda: go_all("fedncm", {}, data, clients, rounds=1), "client-777")
     assert "client-776" not in caught.message
 
 

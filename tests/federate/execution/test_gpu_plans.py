@@ -7,9 +7,8 @@ import pytest
 import torch
 from heard import Heard
 from pretend_gpu import pretended_gpu
-from refusal import refused
+from refusal import machine_error
 
-from fedcache.errors import Exit
 from fedcache.federate.engine.client_data import Data, StoredRows
 from fedcache.federate.engine.run import choose
 from fedcache.federate.execution import gram
@@ -74,11 +73,8 @@ def test_features_that_a_gpu_has_no_room_for_are_refused_with_both_numbers(monke
     )
 
     inputs = Inputs(data)
-    refused(
-        lambda: row_sources.on_device(inputs, "cuda"),
-        f"{6 if stored else 12} MiB",
-        "--device cpu",
-        code=Exit.ENVIRONMENT,
+    machine_error(
+        lambda: row_sources.on_device(inputs, "cuda"), f"{6 if stored else 12} MiB", "--device cpu"
     )
     assert row_sources.on_device(inputs, "cpu") is inputs
 
@@ -107,5 +103,5 @@ def test_training_is_on_the_cpu_unless_a_gpu_is_asked_for_or_encoders_are_live(m
     if there:
         assert row_sources.training_device("cuda", said) == "cuda"
     else:
-        refused(lambda: row_sources.training_device("cuda", said), "--device cuda", code=6)
+        machine_error(lambda: row_sources.training_device("cuda", said), "--device cuda")
     assert len(said.notes) == there, "nothing is said of what was asked for"

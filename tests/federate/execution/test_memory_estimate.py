@@ -5,12 +5,10 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 import torch
 from federation import federation
-from refusal import refused
+from refusal import machine_error
 
-from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine import run as engine
 from fedcache.federate.engine.run import TrainingRun, choose, plan
 from fedcache.federate.execution import gram
@@ -32,10 +30,11 @@ def test_a_run_that_does_not_fit_says_how_many_clients_at_once_would():
     assert (found.total >> 20, found.above >> 20) == (170, 70)
 
     def hint(free, loaded, plan=plan):
-        with pytest.raises(FedcacheError, match=f"170 MiB .*{free} MiB") as error:
-            refuse_too_much(found, load, plan, free << 20, loaded=loaded)
-        assert error.value.code is Exit.ENVIRONMENT
-        return error.value.hint
+        return machine_error(
+            lambda: refuse_too_much(found, load, plan, free << 20, loaded=loaded),
+            "170 MiB ",
+            f"{free} MiB",
+        ).hint
 
     refuse_too_much(found, load, plan, 70 << 20, loaded=True)
     refuse_too_much(found, load, plan, 170 << 20, loaded=False)
@@ -54,10 +53,9 @@ def test_clients_that_keep_more_than_memory_are_told_how_many_of_them_fit():
     load = Load(1, 10, participants=1000, state_bytes=1 << 20, points=2, rounds=100)
 
     def hint(free):
-        error = refused(
+        error = machine_error(
             lambda: refuse_too_much(found, load, ExecutionPlan("gram", 4), free << 20, loaded=True),
             "2,030 MiB",
-            code=Exit.ENVIRONMENT,
         )
         return error.hint
 
@@ -72,11 +70,10 @@ def test_clients_that_keep_more_than_the_disk_has_are_refused_with_the_number_th
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=400 << 20))
     place, batched = tmp_path / "runs" / "run", ExecutionPlan("batched", 4)
     load = Load(1, 100, participants=1000, state_bytes=1 << 20, rounds=10)
-    refused(
+    machine_error(
         lambda: refuse_too_little_room(load, batched, place),
         "400 MiB",
         "--participation 40 --rounds 10",
-        code=Exit.ENVIRONMENT,
     )
     for fits in (replace(load, participants=400), replace(load, participants=256)):
         refuse_too_little_room(fits, batched, place)
@@ -101,7 +98,7 @@ def test_a_server_that_keeps_too_much_of_every_client_is_refused_before_it_is_ma
     monkeypatch.setattr(engine, "free_memory", lambda *_: 4 * each)
     spec = TrainingRun(replace(method, init=init), data, clients, dtype=torch.float64)
     hp = method.resolve("paper", {"dim": 8})
-    refused(lambda: plan(spec, hp), "fedpcl", "At most 4 clients", code=Exit.ENVIRONMENT)
+    machine_error(lambda: plan(spec, hp), "fedpcl", "At most 4 clients")
     assert asked == [1, 2]
     monkeypatch.setattr(engine, "free_memory", lambda *_: 9 * each)
     plan(spec, hp)

@@ -12,8 +12,8 @@ from draws import examples
 from federation import ROUNDS, federation, fitted, gap
 from hypothesis import example, given
 from hypothesis import strategies as st
+from refusal import corruption, machine_error, store_error
 
-from fedcache.errors import CorruptionError, MachineError, StoreError
 from fedcache.federate.engine.outcome import Snapshot
 from fedcache.federate.engine.run import RunCallbacks, TrainingRun, run_points
 from fedcache.federate.engine.simulated_time import TimingRule
@@ -133,26 +133,22 @@ def test_a_damaged_or_missing_file_is_found(tmp_path):
     table[0], table[2] = state(1), state(2)
     saved = through_json(table)
     for use in (lambda: check_table(path, saved), lambda: StateTable(path, 3, CPU)):
-        with pytest.raises(StoreError):
-            use()
+        store_error(use)
     table.close()
     check_table(path, saved)
     raw = path.read_bytes()
     for damaged in (raw[:-1], raw[:5] + bytes([raw[5] ^ 1]) + raw[6:]):
         path.write_bytes(damaged)
-        with pytest.raises(CorruptionError, match=r"states-0\.table"):
-            check_table(path, saved)
+        corruption(lambda: check_table(path, saved), "states-0.table")
     path.unlink()
-    with pytest.raises(CorruptionError):
-        check_table(path, saved)
+    corruption(lambda: check_table(path, saved))
 
 
 def test_a_row_that_is_cut_off_while_a_run_uses_it_is_told(tmp_path):
     table = StateTable(tmp_path / "states-0.table", 3, CPU)
     table[0] = state(1)
     (tmp_path / "states-0.table").write_bytes(b"")
-    with pytest.raises(CorruptionError):
-        table[0]
+    corruption(lambda: table[0])
     table.close()
 
 
@@ -163,8 +159,7 @@ def test_a_full_disk_names_the_file_and_what_it_needs(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(state_table.os, "fsync", full)
-    with pytest.raises(MachineError):
-        table.mark()
+    machine_error(table.mark)
     table.close()
 
 

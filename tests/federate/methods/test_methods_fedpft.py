@@ -7,10 +7,9 @@ import pytest
 import torch
 from federation import federation, go, go_all
 from method_calls import lanes
-from refusal import refused
+from refusal import training_error
 from sklearn.mixture import GaussianMixture
 
-from fedcache.errors import Exit
 from fedcache.federate.engine.client_data import stack_clients
 from fedcache.federate.methods import fedpft
 from fedcache.heads.gaussian_mixture import Gaussians, factor_of, fit_mixture, pooled
@@ -178,9 +177,7 @@ def test_many_rows_keep_their_own_covariance():
 
 
 def test_a_singular_covariance_says_what_to_do():
-    info = refused(
-        lambda: go("fedpft", "cov=full reg_covar=0.0"), "reg_covar=0", code=Exit.FEDERATED
-    )
+    info = training_error(lambda: go("fedpft", "cov=full reg_covar=0.0"), "reg_covar=0")
     works = float(info.hint.split("reg_covar=")[1])
     assert np.isfinite(go("fedpft", {"cov": "full", "reg_covar": works}).accuracy)
 
@@ -189,18 +186,15 @@ def test_a_singular_covariance_says_what_to_do():
 def test_a_feature_that_is_not_finite_names_its_client(k_mix):
     x = DATA.x.clone()
     x[CLIENTS[3].train[5]] = torch.inf
-    refused(
+    training_error(
         lambda: go_all("fedpft", {"k_mix": k_mix, "epochs": 1}, replace(DATA, x=x), CLIENTS),
         "client 3 ('client-3')",
-        code=Exit.FEDERATED,
     )
 
 
 def test_features_beyond_sixteen_bits_are_refused():
-    refused(
-        lambda: go("fedpft", {}, replace(DATA, x=1e6 * DATA.x, text=None), CLIENTS),
-        "65504",
-        code=Exit.FEDERATED,
+    training_error(
+        lambda: go("fedpft", {}, replace(DATA, x=1e6 * DATA.x, text=None), CLIENTS), "65504"
     )
 
 

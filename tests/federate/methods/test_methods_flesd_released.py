@@ -9,13 +9,12 @@ import pytest
 import torch
 from federation import federation, fitted, gap, go_tiny, small, tiny
 from float64 import even
-from refusal import refused
+from refusal import machine_error, refused
 from setting_lines import set_to
 from test_methods_flesd import fresh, server
 from torch import nn
 from torchvision.models import resnet18, resnet50
 
-from fedcache.errors import Exit
 from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import RunConstants
 from fedcache.federate.methods import METHODS
@@ -277,10 +276,7 @@ def test_single_values_change_a_policy():
 
 def test_amp_on_the_cpu_is_refused():
     data, clients = federation(sizes=(8, 20, 20))
-    refused(
-        lambda: go_tiny("flesd", "amp=true", data, clients, rounds=1, participation=None),
-        code=Exit.ENVIRONMENT,
-    )
+    machine_error(lambda: go_tiny("flesd", "amp=true", data, clients, rounds=1, participation=None))
 
 
 def test_amp_is_the_same_loss_in_fewer_digits():

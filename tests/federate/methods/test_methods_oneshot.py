@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from method_calls import lanes
 from pooled_rows import CLIENTS, DATA, POOL, TEST, X, Y, parts
-from refusal import refused
+from refusal import training_error
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import Ridge
 
-from fedcache.errors import Exit
 from fedcache.federate.methods import METHODS
 from fedcache.federate.methods.fed3r import feature_map
 
@@ -37,7 +36,7 @@ LABEL = DATA.y[POOL].numpy()
 )
 def test_a_singular_system_names_the_switch_and_a_value_that_works(name, settings, key):
     twice = replace(DATA, x=DATA.x.repeat(1, 1, 2), text=DATA.text.repeat(1, 2))
-    info = refused(lambda: go_all(name, settings, twice, CLIENTS), f"{key}=0", code=Exit.FEDERATED)
+    info = training_error(lambda: go_all(name, settings, twice, CLIENTS), f"{key}=0")
     word = info.hint.split("--set ")[1].split("=")
     assert word[0] == key
     assert np.isfinite(go_all(name, {**settings, key: float(word[1])}, twice, CLIENTS).accuracy)
@@ -162,7 +161,7 @@ def test_a_covariance_needs_more_rows_than_means():
     data, clients = federation(sizes=(30,))
     # One row of each class.
     clients[0] = replace(clients[0], train=np.unique(data.y.numpy(), return_index=True)[1])
-    refused(lambda: go("fedcgs", {}, data, clients), "3 rows", code=Exit.FEDERATED)
+    training_error(lambda: go("fedcgs", {}, data, clients), "3 rows")
 
 
 # fedcof

@@ -5,7 +5,7 @@ import torch
 from federation import federation, gap, go, go_all, start_of
 from method_calls import batches_of
 from reference_steps import linear_gradient, local_batches, mean_of
-from refusal import refused
+from refusal import training_error
 from setting_lines import set_to
 
 from fedcache.federate.methods import METHODS
@@ -151,4 +151,4 @@ def test_pfedme_deploys_either_model_of_the_same_training():
 )
 def test_a_run_that_explodes_names_the_rates_it_has(name, rate):
     settings = {rate: 1e300, "z_norm": "none"}
-    refused(lambda: go(name, settings), "round 1", f"{rate} is 1e+300", code=7)
+    training_error(lambda: go(name, settings), "round 1", f"{rate} is 1e+300")

@@ -6,10 +6,11 @@ from draws import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from partition_rows import even_columns
+from refusal import refused
 
 from fedcache.federate.partition.client_table import RowLists
 from fedcache.federate.partition.domain_shift import fill_up, lowered
-from fedcache.federate.partition.partition import InfeasibleError, Partition, make
+from fedcache.federate.partition.partition import Partition, make
 
 COLUMNS = even_columns(50, 10, 4)
 
@@ -61,8 +62,7 @@ def test_no_row_is_lost_nobody_is_short_and_as_few_as_will_do_are_moved(sizes, l
 def test_a_partition_that_could_not_be_drawn_is_filled(scheme):
     args = {"clients": 40, "alpha": 0.05} | ({"min_size": 2} if scheme == "lda" else {})
     args |= {"ratio": 2.0, "shots": 1} if scheme == "label-shift" else {}
-    with pytest.raises(InfeasibleError, match="fill=true"):
-        make(scheme, COLUMNS, **args)
+    refused(lambda: make(scheme, COLUMNS, **args), "fill=true")
     made = make(scheme, COLUMNS, **args, fill=True)
     least = {"dirichlet": 1, "lda": 2, "label-shift": 1}[scheme]
     assert made.table.train_sizes.min() == least
@@ -92,7 +92,6 @@ def test_so_many_that_a_draw_takes_seconds_are_refused_without_one(monkeypatch):
         "fedcache.federate.partition.domain_shift.search",
         lambda *_, **__: pytest.fail("drew shares"),
     )
-    with pytest.raises(InfeasibleError, match="200 clients") as error:
-        make("dirichlet", COLUMNS, clients=300, alpha=0.3)
+    error = refused(lambda: make("dirichlet", COLUMNS, clients=300, alpha=0.3), "200 clients")
     monkeypatch.undo()
-    assert len(make("dirichlet", COLUMNS, **error.value.instead, alpha=0.3).clients) == 200
+    assert len(make("dirichlet", COLUMNS, **error.instead, alpha=0.3).clients) == 200

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from json_values import json_values
 from partition_rows import DATASET, even_columns
-from refusal import refused
+from refusal import corruption, refused, store_error
 
-from fedcache.errors import CorruptionError, StoreError
+from fedcache.errors import CorruptionError
 from fedcache.federate.partition import json_file
 from fedcache.federate.partition.partition import SCHEMES, Client, Partition, from_payload, make
 from fedcache.store.files import canonical_json, digest_of
@@ -87,8 +87,7 @@ def test_the_file_in_full():
 )
 def test_the_digest_covers_every_field(field, other):
     payload = {**SOUND.to_payload(), field: other}
-    with pytest.raises(CorruptionError, match="digest"):
-        from_payload(payload)
+    corruption(lambda: from_payload(payload), "digest")
     assert from_payload(signed(payload)).digest != SOUND.digest
 
 
@@ -96,17 +95,18 @@ def test_another_dataset_and_a_missing_file_are_store_errors(tmp_path):
     SOUND.save(tmp_path / "p.json")
     # Also where rows are beyond this store: a file of a larger dataset is sound, and of another dataset.
     for rows in (None, 20):
-        with pytest.raises(StoreError, match="d" * 12):
-            load(tmp_path / "p.json", dataset="e" * 64, rows=rows)
+        store_error(
+            lambda rows=rows: load(tmp_path / "p.json", dataset="e" * 64, rows=rows), "d" * 12
+        )
     for path in (tmp_path / "none.json", tmp_path):
-        with pytest.raises(StoreError, match="partition"):
-            load(path)
+        store_error(lambda path=path: load(path), "partition")
 
 
 def test_a_row_beyond_the_store_is_corruption():
     assert from_payload(SOUND.to_payload(), rows=36).digest == SOUND.digest
-    with pytest.raises(CorruptionError, match="from 0 to 19"):
-        from_payload(SOUND.to_payload(), dataset=SOUND.dataset, rows=20)
+    corruption(
+        lambda: from_payload(SOUND.to_payload(), dataset=SOUND.dataset, rows=20), "from 0 to 19"
+    )
 
 
 CLIENT = {"name": "a", "train": [0], "test": [4]}
@@ -127,8 +127,7 @@ CLIENT = {"name": "a", "train": [0], "test": [4]}
     ],
 )
 def test_a_forged_file_is_refused_with_the_field(fields, message):
-    with pytest.raises(CorruptionError, match=message):
-        from_payload(changed(**fields), origin="p.json")
+    corruption(lambda: from_payload(changed(**fields), origin="p.json"), message)
 
 
 SOUND_JSON = canonical_json(SOUND.to_payload())
@@ -149,15 +148,13 @@ SOUND_JSON = canonical_json(SOUND.to_payload())
 )
 def test_bytes_that_are_no_partition_are_refused(raw, tmp_path):
     (tmp_path / "p.json").write_bytes(raw)
-    with pytest.raises(CorruptionError):
-        load(tmp_path / "p.json")
+    corruption(lambda: load(tmp_path / "p.json"))
 
 
 def test_a_huge_file_is_not_read(tmp_path, monkeypatch):
     SOUND.save(tmp_path / "p.json")
     monkeypatch.setattr(json_file, "LARGEST_FILE", 100)
-    with pytest.raises(CorruptionError, match="100"):
-        load(tmp_path / "p.json")
+    corruption(lambda: load(tmp_path / "p.json"), "100")
 
 
 @pytest.mark.slow
@@ -167,8 +164,7 @@ def test_a_flipped_bit_never_gives_another_partition(place, bit, tmp_path):
     raw = bytearray(canonical_json(SOUND.to_payload()))
     raw[place % len(raw)] ^= 1 << bit
     (tmp_path / "p.json").write_bytes(raw)
-    with pytest.raises(CorruptionError):
-        load(tmp_path / "p.json")
+    corruption(lambda: load(tmp_path / "p.json"))
 
 
 @pytest.mark.slow

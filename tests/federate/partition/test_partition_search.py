@@ -9,12 +9,11 @@ from federation import rows_tested
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from partition_rows import columns_from, even_columns
-from refusal import refused
+from refusal import corruption, refused
 
-from fedcache.errors import CorruptionError
 from fedcache.federate.partition import domain_shift as module
 from fedcache.federate.partition.domain_shift import Rule, draw, search
-from fedcache.federate.partition.partition import SCHEMES, InfeasibleError, make
+from fedcache.federate.partition.partition import SCHEMES, make
 from fedcache.federate.partition.scheme import Streams
 
 CIFAR10 = even_columns(5000, 1000, 10)
@@ -102,12 +101,14 @@ def test_the_search_stops_at_its_caps():
 @pytest.mark.slow
 @pytest.mark.parametrize(("alpha", "gate"), [(0.01, True), (0.02, False)])
 def test_an_infeasible_lda_ends_soon_and_names_an_alpha_that_works(alpha, gate):
-    with pytest.raises(InfeasibleError) as error:
-        make("lda", CIFAR10, clients=100, alpha=alpha, gate=gate, min_size=10)
-    works = error.value.instead["alpha"]
-    assert f"--alpha {works}" in error.value.hint
+    def dealt(alpha):
+        return make("lda", CIFAR10, clients=100, alpha=alpha, gate=gate, min_size=10)
+
+    error = refused(lambda: dealt(alpha))
+    works = error.instead["alpha"]
+    assert f"--alpha {works}" in error.hint
     assert alpha < works < 0.1
-    partition = make("lda", CIFAR10, clients=100, alpha=works, gate=gate, min_size=10)
+    partition = dealt(works)
     assert min(len(client.train) for client in partition.clients) >= 10
 
 
@@ -156,10 +157,8 @@ SMALL = even_columns(4, 2, 3)
     ],
 )
 def test_infeasible_arguments_come_with_those_that_work(columns, scheme, args, instead):
-    with pytest.raises(InfeasibleError) as error:
-        make(scheme, columns, **args)
-    assert error.value.instead == instead
-    assert f"fedcache partition --scheme {scheme}" in error.value.hint
+    error = refused(lambda: make(scheme, columns, **args), f"fedcache partition --scheme {scheme}")
+    assert error.instead == instead
     make(scheme, columns, **{**args, **instead})
 
 
@@ -212,8 +211,7 @@ def test_label_shift_needs_no_test_split():
     [("domain", np.zeros(3)), ("uid", np.zeros((18, 15))), ("label", np.full(18, 3))],
 )
 def test_columns_that_do_not_fit_are_refused(column, value):
-    with pytest.raises(CorruptionError):
-        replace(even_columns(4, 2, 3), **{column: value})
+    corruption(lambda: replace(even_columns(4, 2, 3), **{column: value}))
 
 
 def test_streams_differ_by_purpose_key_scheme_and_seed():

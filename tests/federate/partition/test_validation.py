@@ -10,9 +10,9 @@ from federation import rows_trained
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from partition_rows import any_columns, attempt, columns_from, even_columns, some_arguments
-from refusal import refused
+from refusal import corruption, refused
 
-from fedcache.errors import CorruptionError, Exit, FedcacheError
+from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.partition.client_table import RowLists
 from fedcache.federate.partition.partition import SCHEMES, Partition, from_payload, make
 from fedcache.federate.partition.validation import hold_out
@@ -211,14 +211,12 @@ FORGERIES = {
 
 @pytest.mark.parametrize(("made", "change", "message"), FORGERIES.values(), ids=FORGERIES)
 def test_a_forged_list_is_refused(made, change, message):
-    with pytest.raises(CorruptionError, match=message):
-        from_payload(forged(made, change))
+    corruption(lambda: from_payload(forged(made, change)), message)
 
 
 def test_rows_beyond_the_store_are_refused():
     beyond = forged(SPLIT, lambda p: p["validation"].append(100))
-    with pytest.raises(CorruptionError, match="100"):
-        from_payload(beyond, rows=24)
+    corruption(lambda: from_payload(beyond, rows=24), "100")
 
 
 @pytest.mark.parametrize("lost", ["validation", "validation_sizes", None])
@@ -228,8 +226,7 @@ def test_an_array_that_is_missing_or_does_not_fit_is_refused(lost):
         arrays["validation_sizes"] = arrays["validation_sizes"] * 2
     else:
         del arrays[lost]
-    with pytest.raises(CorruptionError):
-        Partition.from_file(memoryview(b"".join(pack(content, arrays))))
+    corruption(lambda: Partition.from_file(memoryview(b"".join(pack(content, arrays)))))
 
 
 @pytest.mark.parametrize("wrong", [0, 1, True, "half", "1.5", "nan", (0.2,)])

@@ -11,11 +11,10 @@ import torch
 from federation import federation, go, go_all, go_tiny
 from float64 import doubles, zeros
 from methods_tried import tried
-from refusal import refused
+from refusal import machine_error, refused
 from scipy import fft, optimize, stats
 from setting_lines import set_to
 
-from fedcache.errors import Exit
 from fedcache.federate.engine.context import key_hash
 from fedcache.federate.methods import METHODS
 from fedcache.federate.trust import accounting
@@ -360,4 +359,4 @@ def test_noise_without_an_accountant_is_refused_and_clipping_alone_is_not(how, m
     how.require()
     monkeypatch.setattr(accounting, "find_spec", lambda name: None)
     replace(how, noise=0.0).require()
-    refused(lambda: how.require(), "dp-accounting", code=Exit.ENVIRONMENT)
+    machine_error(how.require, "dp-accounting")

@@ -23,7 +23,7 @@ from federation import (
 from float64 import doubles
 from methods_tried import tried
 from pairs import fitting
-from refusal import refused
+from refusal import refused, training_error
 from setting_lines import set_to
 
 from fedcache.errors import Exit, FedcacheError
@@ -204,11 +204,10 @@ def test_by_default_every_execution_refuses_malformed_uploads_and_names_client_a
         # A batch comes from one call, so its names and shapes are those of all its clients: here it is of one.
         chunk = {} if execution == "sequential" or kind in ("nan", "huge") else {"chunk": 1}
         lying = partial(go_all, liar(METHODS[name], kind, 1), scaled(settings))
-        refused(
+        training_error(
             partial(lying, data, clients, rounds=1, execution=execution, **chunk),
             f"client 1 ({clients[1].name!r})",
             "ound 1",
-            code=Exit.FEDERATED,
         )
 
 
@@ -222,10 +221,9 @@ def test_who_counts_more_rows_than_it_holds_is_named_also_among_others(execution
         return up
 
     lying = sending(METHODS["fedproto"], lie)
-    refused(
+    training_error(
         lambda: go_all(lying, "opt=sgd lr=0.01", rounds=1, execution=execution),
         "client 3 ('client-3')",
-        code=Exit.FEDERATED,
     )
 
 
@@ -286,10 +284,9 @@ def test_a_method_that_declares_nothing_is_checked_against_what_it_makes_of_nois
     method = METHODS["fedproto"]
     undeclared = replace(method, uploads=None)
     assert difference(go_all(undeclared, rounds=2), go_all(method, rounds=2)) == 0.0
-    refused(
+    training_error(
         lambda: go_all(liar(undeclared, "missing", 1, when=1), rounds=2, execution="sequential"),
         "proto",
-        code=Exit.FEDERATED,
     )
 
     refused(lambda: go_all(replace(undeclared, fit=lambda *_words: 1 / 0)), "uploads=")
@@ -313,12 +310,11 @@ def test_a_run_without_the_liar_is_the_run_in_which_it_is_rejected(name, kind, e
 def test_all_uploads_refused_ends_the_run_and_keeps_the_model():
     data, clients = federation()
     trust = parse_policy(on_bad_update="reject", max_update_norm=1e-9)
-    refused(
+    training_error(
         lambda: go_all(
             "fedavg", "bn=false", data, clients[:8], execution="sequential", trust=trust
         ),
         "all 8 uploads",
-        code=Exit.FEDERATED,
     )
 
 
@@ -360,7 +356,7 @@ def test_no_numerical_error_leaves_the_servers_step(error, on_bad):
         assert out.records[0].diagnostics["rejected"] == 1.0
         assert "client 3 ('client-3')" in out.warnings[-1]
         return
-    caught = refused(lambda: go_all(bad, **how), "singular", code=Exit.FEDERATED)
+    caught = training_error(lambda: go_all(bad, **how), "singular")
     assert ("client 3 ('client-3')" in caught.message) == (on_bad == "fail")
 
 

@@ -9,11 +9,10 @@ import torch
 from federation import difference, federation, gap, go, go_all
 from hypothesis import given
 from hypothesis import strategies as st
-from refusal import refused
+from refusal import refused, training_error
 from setting_lines import set_to
 from test_update_validation import sending
 
-from fedcache.errors import Exit
 from fedcache.federate.methods import METHODS
 from fedcache.federate.trust.pipeline import capped_weights, parse_policy, weight_warnings
 from fedcache.federate.trust.privacy import Privacy
@@ -133,9 +132,8 @@ def test_a_client_with_more_rows_than_are_allowed_takes_no_part():
     out = go_all("fedavg", {}, data, clients, trust=parse_policy(max_rows_per_client=100))
     assert difference(out, go_all("fedavg", {}, data, without)) == 0.0
     assert any("--max-rows-per-client 100" in w and "client-3" in w for w in out.warnings)
-    refused(
-        lambda: go("fedavg", {}, data, clients, trust=parse_policy(max_rows_per_client=1)),
-        code=Exit.FEDERATED,
+    training_error(
+        lambda: go("fedavg", {}, data, clients, trust=parse_policy(max_rows_per_client=1))
     )
 
 

@@ -1,0 +1,14 @@
+"""Encoders with the weights at a path, a file or a folder of transformers, and the features that they give."""
+
+from pathlib import Path
+
+from fedcache.extract.backbones import Weights, load
+from fedcache.extract.backbones.own import content_sha256
+
+
+def encoder_at(row, path, **changed):
+    return load(row, Weights(path, content_sha256(path), ""), row.recipe.override(changed))
+
+
+def features_of(row, images, path=None, **changed):
+    return encoder_at(row, path or Path(row.place), **changed).image(images).numpy()
