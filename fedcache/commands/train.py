@@ -292,7 +292,7 @@ def held_out_answer(done: Grid, rows: Sequence[HeldOut], *, verbose: bool = Fals
     # The swept keys of all rows, each once.
     swept = list(dict.fromkeys(key for row in rows for key in row.sweep))
     # Values differ in size, so the heading of a value says how many rows it has.
-    counts: dict[str, int | None] = {}
+    counts = {}
     headings = []
     for value in values:
         known = [row.rows[value] for row in rows if row.rows[value] is not None]

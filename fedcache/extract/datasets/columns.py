@@ -121,7 +121,7 @@ def parse_rest(rest: str, kind: str) -> DatasetRequest:
         chosen = (behind_paths or marks)[0]
         place = rest[: chosen.start()]
         tail = rest[chosen.end() :]
-    found: dict[str, str] = {}
+    found = {}
     for piece in tail.split("&"):
         word, _, value = piece.partition("=")
         if word not in keys:

@@ -135,7 +135,7 @@ def info(name: str, context: Context) -> dict[str, Any]:
     found = ""
     if place is not None:
         found = place.layout.name
-    counted: set[str] = set()
+    counted = set()
     layouts = []
     for layout in entry.layouts:
         counted |= {what.split("/")[-1] for what in layout.counts}

@@ -145,7 +145,7 @@ def scan(path: Path, within: Path | None, endings: frozenset[str] = EXTENSIONS) 
     """
     ignored: Counter[str] = Counter()
     entries = None
-    names: list[str] = []
+    names = []
     if path.is_dir():
         for relative, info in _walk(path, ignored, within):
             if info is not None and not stat.S_ISREG(info.st_mode):

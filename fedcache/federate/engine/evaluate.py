@@ -435,7 +435,7 @@ def models_together(
         return None
     # The different models of these clients; clients that never took part usually share one.
     trees: list[Tree] = []
-    first: list[int] = []  # the first client with each model
+    first = []  # the first client with each model
     which = np.empty(len(clients), np.int64)
     fresh = -1  # number of the model of clients that never took part
     for i, client in enumerate(clients):

@@ -258,7 +258,7 @@ def run_points(
     cache = shared or GridCache()
     spec = replace(spec, data=cache.cast(spec.data, spec.dtype))
     table_paths: Sequence[Path | None] = tables or [None] * len(hps)
-    jobs: list[RunState] = []
+    jobs = []
     records: list[list[RoundRecord]] = []
     with ExitStack() as opened:
         for hp, state, table in zip(hps, snapshots, table_paths, strict=True):
@@ -278,7 +278,7 @@ def run_points(
         if not jobs[0].trust.plain:
             # Checks, attacks and privacy need the uploads of one run by themselves.
             chosen = replace(chosen, points=1)
-        outcomes: list[TrainingOutput | FedcacheError] = []
+        outcomes = []
         for start in range(0, len(jobs), chosen.points):
             points = slice(start, start + chosen.points)
             part = jobs[points]
@@ -396,7 +396,7 @@ def _run(
                 continue
             scored[g] = None  # scores of an earlier round are outdated
             accuracy = None
-            diagnostics: dict[str, float] = {}
+            diagnostics = {}
             due = spec.eval_every > 0 and round_number % spec.eval_every == 0
             if due or round_number == spec.rounds:
                 evaluation = score_job(job, chosen)

@@ -539,7 +539,7 @@ class RunState:
         except (KeyError, IndexError, RuntimeError, AttributeError):
             if self.trust.plain:
                 raise  # a plain policy has validated the upload by now
-            tensors: Tree = {}
+            tensors = {}
             if isinstance(up, dict):
                 tensors = {k: t for k, t in up.items() if isinstance(t, Tensor)}
             scalars = sum(t.numel() for t in tensors.values())
@@ -576,7 +576,7 @@ class RunState:
         rejected = {r.client for r in pipeline.rejected}
         ids = [c for c in ids if c not in rejected]
         failure = None
-        too_large: dict[str, float] = {}
+        too_large = {}
         try:
             made = self.next_server(pooled, ids)
             too_large = self._too_large(made)

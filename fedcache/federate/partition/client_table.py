@@ -237,8 +237,7 @@ def sorted_once(values: np.ndarray) -> np.ndarray:
     ordered = np.sort(values)
     is_repeat = np.zeros(len(ordered), bool)
     is_repeat[1:] = ordered[1:] == ordered[:-1]
-    kept: np.ndarray = ordered[~is_repeat]
-    return kept
+    return ordered[~is_repeat]
 
 
 def is_among(values: np.ndarray, others: np.ndarray) -> np.ndarray:
@@ -416,8 +415,7 @@ class ClientTable(LazySequence[Client]):
     @property
     def test_sizes(self) -> np.ndarray:
         """int64 [M]: test rows of each client."""
-        sizes: np.ndarray = np.where(self.shares, len(self.common), self.tests.sizes)
-        return sizes
+        return np.where(self.shares, len(self.common), self.tests.sizes)
 
     def test_of(self, i: int) -> np.ndarray:
         """The test rows of a client."""

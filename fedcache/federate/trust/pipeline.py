@@ -360,7 +360,7 @@ class UploadPool:
 
     def done(self) -> Tree:
         """Means and sums in the dtype of the uploads, stacks [k, ..] in client order."""
-        out: Tree = {}
+        out = {}
         for name, (order, stack) in self._stacks.items():
             out[name] = stack[: len(order)]
             # A stack in another order is sorted, which costs a copy.

@@ -471,7 +471,7 @@ class Sites:
         Raises StoreError if sites lack the requested arrays or differ; FederatedRunError if too few come.
         """
         self._request = dict(request)
-        arrived: list[Member] = []
+        arrived = []
         reasons: list[FedcacheError | str] = []
         deadline = time.monotonic() + self.terms.wait
         self.observer.note(f"Waiting for {self.terms.sites} sites.")
