@@ -90,19 +90,8 @@ class Scaling:
             rows[...] = (rows - self.mean) / self.scale
 
 
-class Blocks(Protocol):
-    """Features that are read in blocks of rows, such as a store's array; ``store.reader.Reader`` is one."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(N, V, D)."""
-
-    def blocks(self) -> Iterator[tuple[int, np.ndarray]]:
-        """(first row, rows [n, V, D]) in order."""
-
-
 def prepare_features(
-    features: Sequence[np.ndarray | Blocks],
+    features: Sequence[np.ndarray | Reader],
     feat_post: str,
     train: np.ndarray | None = None,
     *,
@@ -179,7 +168,7 @@ def prepare_features(
     return torch.from_numpy(out), scaling
 
 
-def _blocks_of(part: np.ndarray | Blocks) -> Iterator[tuple[int, np.ndarray]]:
+def _blocks_of(part: np.ndarray | Reader) -> Iterator[tuple[int, np.ndarray]]:
     if isinstance(part, np.ndarray):
         return iter([(0, part)])
     return part.blocks()
