@@ -1012,7 +1012,7 @@ def _one_value_each(
 
 def _distinct(names: Sequence[str]) -> list[str]:
     """Names of clients; a repeated name gets a number, so that all names are different."""
-    seen: Counter[str] = Counter()
+    seen = Counter[str]()
     made = []
     for name in names:
         seen[name] += 1

@@ -270,7 +270,7 @@ def overview_of(sections: Sequence[Section]) -> Section | None:
     if len(methods) > 1:
         columns += [Column(f"{method} %", numbers=True) for method in methods]
     rows = []
-    winners: Counter[str] = Counter()
+    winners = Counter[str]()
     for section, answer in shown:
         winners[answer.best.method] += 1
         row = [

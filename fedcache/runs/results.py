@@ -16,7 +16,7 @@ from fedcache.extract.backbones.rows import PARAMETERS
 from fedcache.federate.engine.outcome import Evaluation, TrainingOutput
 from fedcache.federate.engine.simulated_time import TimingRule
 from fedcache.federate.partition.client_table import (
-    ClientRows,
+    Client,
     ClientTable,
     MatchedLists,
     NumberedNames,
@@ -569,7 +569,7 @@ MOST_SCORED = 1 << 21
 
 
 def count_test_rows(
-    evaluation: Evaluation, clients: Sequence[ClientRows], labels: Tensor
+    evaluation: Evaluation, clients: Sequence[Client], labels: Tensor
 ) -> TestRows | None:
     """The test rows of an evaluation; None if predictions were not kept, or above ``MOST_ROWS`` or ``MOST_SCORED``.
 

@@ -324,7 +324,7 @@ def listed_images(
     lengths: list[int] = []
     examples: list[str] = []
     listed_rows: list[int] = []
-    ignored: Counter[str] = Counter()
+    ignored = Counter[str]()
     for table, raw in tables.items():
         # Paths of a table are relative to its own folder, which is "" or ends with a slash.
         folder = table[: table.rfind("/") + 1]

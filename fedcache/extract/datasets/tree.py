@@ -143,7 +143,7 @@ def scan(path: Path, within: Path | None, endings: frozenset[str] = EXTENSIONS) 
 
     Raises MachineError for an unreadable folder, CorruptionError for an archive.
     """
-    ignored: Counter[str] = Counter()
+    ignored = Counter[str]()
     entries = None
     names = []
     if path.is_dir():

@@ -81,7 +81,7 @@ def load(rest: str, context: Context) -> Dataset:
     request = columns.parse_rest(rest, "webdataset")
     facts = key(rest, context)
     top, paths = _shards(request.place, context)
-    unused: Counter[str] = Counter()  # ending -> number of files that are not used
+    unused = Counter[str]()  # ending -> number of files that are not used
     shards = [_read_shard(top, path, request, unused) for path in paths]
     with_split = [shard for shard in shards if shard.split is not None]
     left_out = []

@@ -81,7 +81,7 @@ class Slots(OpenSlots):
         self._file = os.memfd_create("fedcache-batches")
         os.ftruncate(self._file, self.size)
         super().__init__(mmap.mmap(self._file, self.size), slot_bytes)
-        self._free: SimpleQueue[int] = SimpleQueue()
+        self._free = SimpleQueue[int]()
         for slot in range(count):
             self._free.put(slot)
 

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedcache.errors import FederatedRunError, InternalError, StoreError, unknown
-from fedcache.federate.partition.client_table import ClientRows, all_train_rows
 from fedcache.store.files import explain_disk_errors, make_private, memory_limit
 from fedcache.store.reader import Reader, map_rows, mapped_bytes
 
@@ -595,17 +594,6 @@ class FeatureColumns:
             parts = [self._x[:][..., first:end] for first, end in ranges]
             self._cuts[ranges] = torch.cat(parts, -1)
         return self._cuts[ranges]
-
-
-class AllClients:
-    """Every client's training rows as one client, for methods that are not federated."""
-
-    name = "all"
-
-    def __init__(self, clients: Sequence[ClientRows]) -> None:
-        # Sorted, so that a centralised run depends neither on the partition nor on the order of clients.
-        self.train = np.sort(all_train_rows(clients))
-        self.test = np.empty(0, np.int64)
 
 
 def stack_clients(

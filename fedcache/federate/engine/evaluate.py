@@ -24,7 +24,7 @@ from fedcache.federate.engine.outcome import (
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.execution.gram_states import same_outline
 from fedcache.federate.execution.grid_batch import stacked_trees
-from fedcache.federate.partition.client_table import ClientRows, ClientTable, RowLists
+from fedcache.federate.partition.client_table import Client, ClientTable, RowLists
 from fedcache.heads.linear import Tree
 
 # Accuracy over all test rows of all clients together, one definition for all methods (D-89).
@@ -106,7 +106,7 @@ def predict_rows(
     return out
 
 
-def evaluate_global(scores: Scores, data: Data, clients: Sequence[ClientRows]) -> Evaluation:
+def evaluate_global(scores: Scores, data: Data, clients: Sequence[Client]) -> Evaluation:
     """One model on every client's test rows; a row that several clients hold is predicted once."""
     table = ClientTable.tests_only(clients)
     # Every row is predicted once; then each client's accuracy follows from the rows it is tested on.
@@ -143,7 +143,7 @@ class StackedModels:
 def evaluate_personal(
     model: Callable[[int], Scores | None],
     data: Data,
-    clients: Sequence[ClientRows],
+    clients: Sequence[Client],
     *,
     together: Callable[[Sequence[int]], StackedModels | None] = lambda _clients: None,
     everywhere: bool = False,
@@ -384,7 +384,7 @@ def _scored_on(
     job: RunState,
     down: Tree,
     global_model: DeployedModel | None,
-    clients: Sequence[ClientRows],
+    clients: Sequence[Client],
     chosen: Sequence[int] | None,
 ) -> Evaluation:
     """Scores of the global model, or of the clients' models, on the test rows of ``clients``."""
@@ -422,7 +422,7 @@ def _scored_on(
 
 
 def models_together(
-    job: RunState, down: Tree, clients: Sequence[int], tests: Sequence[ClientRows]
+    job: RunState, down: Tree, clients: Sequence[int], tests: Sequence[Client]
 ) -> StackedModels | None:
     """The different models of several clients, with a client axis; None if they cannot be stacked.
 
@@ -482,7 +482,7 @@ def deployed_model(
     job: RunState,
     client: int | None,
     down: Tree | None = None,
-    tests: Sequence[ClientRows] | None = None,
+    tests: Sequence[Client] | None = None,
 ) -> DeployedModel:
     """The model that a run deploys now for one client with training rows, or its one global model (``client`` None).
 

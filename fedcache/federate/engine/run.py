@@ -50,7 +50,7 @@ from fedcache.federate.execution.memory_estimate import (
     states_in_file,
 )
 from fedcache.federate.execution.state_table import StateTable
-from fedcache.federate.partition.client_table import ClientRows, NumberedNames, names_of
+from fedcache.federate.partition.client_table import Client, NumberedNames, names_of
 from fedcache.federate.trust.pipeline import TrustPolicy
 from fedcache.plugins import find, offer, plugins
 from fedcache.process import usual_torch_state
@@ -143,7 +143,7 @@ class TrainingRun:
 
     method: Method  # from ``METHODS``, or a user's own
     data: Data  # features, labels, text; on the device that computes
-    clients: Sequence[ClientRows]  # names and rows; names are unique and key the random draws
+    clients: Sequence[Client]  # names and rows; names are unique and key the random draws
     rounds: int = 1  # total, counted from the first start; one-shot methods take one
     # Clients per round: None for all, an int for a number, a float for a share.
     participation: int | float | None = None
@@ -436,9 +436,7 @@ def _run(
     return [ended(g, job) for g, job in enumerate(jobs)]
 
 
-def _check(
-    method: Method, hp: Mapping[str, Value], clients: Sequence[ClientRows], rounds: int
-) -> None:
+def _check(method: Method, hp: Mapping[str, Value], clients: Sequence[Client], rounds: int) -> None:
     for key in hp:
         method.hparam(key)
     missing = sorted({h.name for h in method.hparams} - set(hp))

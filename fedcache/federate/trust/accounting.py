@@ -73,7 +73,7 @@ def epsilons(spent: Iterable[Spent], delta: float) -> dict[str, float | None]:
 
     Raises MachineError when dp-accounting is not installed.
     """
-    rounds: Counter[tuple[float, float]] = Counter()
+    rounds = Counter[tuple[float, float]]()
     for one in spent:
         rounds[one.noise, one.share] += one.rounds
     bounds: dict[str, float | None] = {"epsilon_pld": None, "epsilon_rdp": None}

@@ -463,7 +463,7 @@ class Sites:
         self._request: dict[str, Any] = {}
         self._met: set[int] = set()  # nodes that have reported facts, or get no more requests
         # node -> number of requests for its facts that it did not answer
-        self._silent: Counter[int] = Counter()
+        self._silent = Counter[int]()
 
     def gather(self, request: Mapping[str, Any]) -> list[Member]:
         """Wait for the sites, send them ``request``, and take those with equal facts, in client order.
