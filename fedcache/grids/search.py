@@ -304,10 +304,10 @@ def quiet() -> Iterator[None]:
 def train_points(
     request: GridRequest,
     *,
-    jobs: int = 1,
+    jobs: int,
     engine: GridEngine | None = None,
-    observer: Observer | None = None,
-    hooks: Sequence[OnRound] = (),
+    observer: Observer | None,
+    hooks: Sequence[OnRound],
     stop: Stop | None = None,
 ) -> Grid:
     """Train every point of a grid, or search if the request has a search. Arguments and errors as ``grid``."""

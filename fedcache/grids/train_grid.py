@@ -150,7 +150,7 @@ def grid(
     return done
 
 
-def grid_plan(request: GridRequest, observer: Observer | None = None) -> dict[str, Any]:
+def grid_plan(request: GridRequest, observer: Observer | None) -> dict[str, Any]:
     """``--dry-run`` of ``grid`` (and of ``train``, which is a grid of one point). Nothing is extracted or trained.
 
     Returns:

@@ -294,7 +294,7 @@ def _of_one_view(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def encoders_of(
-    model: SavedModel, home: Home, given: Mapping[str, Path] | None = None
+    model: SavedModel, home: Home, given: Mapping[str, Path] | None
 ) -> FrozenEncoders | None:
     """The live encoders of a model that runs some, with the weights that its recipe names; None for other models.
 

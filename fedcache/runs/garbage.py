@@ -55,9 +55,7 @@ class Garbage:
         return {**vars(self), "path": str(self.path)}
 
 
-def find_garbage(
-    home: Home, kinds: Sequence[str] = DEFAULT, *, idle_days: float = IDLE_DAYS
-) -> list[Garbage]:
+def find_garbage(home: Home, kinds: Sequence[str], *, idle_days: float) -> list[Garbage]:
     """Files that can be deleted, largest first; nothing is changed.
 
     - leftovers: temporary files of killed processes; files in a store that neither its manifest nor a journal lists.

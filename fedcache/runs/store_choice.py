@@ -447,7 +447,7 @@ def find_or_extract(
     *,
     extract: bool,
     observer: Observer,
-    stop: Stop | None = None,
+    stop: Stop | None,
 ) -> tuple[Store, float]:
     """The store to train on, and the seconds of the extraction that was run for it.
 

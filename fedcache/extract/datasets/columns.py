@@ -364,7 +364,7 @@ def dataset_of_rows(
     context: Context,
     mirror: bool = True,
     uid: NDArray[np.uint8] | None = None,
-    holds: str = IMAGES,
+    holds: str,
 ) -> Dataset:
     """The dataset of rows whose columns have roles, in the order of the rows' names; arguments as of ``assemble``.
 

@@ -80,7 +80,7 @@ class ImageList:
         return found
 
 
-def read_list(path: Path, path_column: str = "") -> ImageList:
+def read_list(path: Path, path_column: str) -> ImageList:
     """The list in a file, whose images are below the folder of the file; ``path_column`` is the column of paths.
 
     Raises UsageError for a wrong or repeated path, with its row, and if none of the images exists.

@@ -521,7 +521,7 @@ def _deploy(job: RunState, down: Tree, state: Tree, client: int | None, ctx: Ctx
 # The accuracy without any training, for methods that start from class texts.
 
 
-def zero_shot_accuracy(job: RunState, chosen: Sequence[int] | None = None) -> float | None:
+def zero_shot_accuracy(job: RunState, chosen: Sequence[int] | None) -> float | None:
     """Accuracy (a fraction) of the zero-shot classifier on the same rows on which the method is scored.
 
     For personal models that are scored on their own test rows it is the mean over clients. For other models it is the

@@ -461,7 +461,7 @@ class UploadPipeline:
         up: object,
         clients: Sequence[int],
         lead: tuple[int, ...],
-        coordinates: Mapping[str, tuple[int, ...]] | None = None,
+        coordinates: Mapping[str, tuple[int, ...]] | None,
     ) -> bool:
         """Validate names, shapes, types and counts of a batch of clients at once, before it is taken apart.
 

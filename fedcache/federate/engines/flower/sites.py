@@ -272,9 +272,7 @@ Refusal = tuple[Member, str, str]
 """A site that cannot take part, the reason, and a hint."""
 
 
-def compatible_sites(
-    members: Sequence[Member], like: str = ""
-) -> tuple[list[Member], list[Refusal]]:
+def compatible_sites(members: Sequence[Member], like: str) -> tuple[list[Member], list[Refusal]]:
     """The largest group of sites with equal facts, in client order, and the refusals of the others.
 
     Among groups of one size, the group with the first site is taken. With ``like``, the group of the site with that
