@@ -293,9 +293,7 @@ def _of_one_view(recipe: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in recipe.items() if k not in OF_VIEWS}
 
 
-def encoders_of(
-    model: SavedModel, home: Home, given: Mapping[str, Path] | None
-) -> FrozenEncoders | None:
+def encoders_of(model: SavedModel, home: Home, given: Mapping[str, Path]) -> FrozenEncoders | None:
     """The live encoders of a model that runs some, with the weights that its recipe names; None for other models.
 
     Raises MachineError, as ``locate_recipe``; StoreError for a backbone without live encoders.

@@ -125,7 +125,7 @@ def ingest_file(
     path: Path | None,
     *,
     replace: bool,
-    choice: ColumnChoice | None,
+    choice: ColumnChoice,
     drop_nan: bool,
     observer: Observer | None,
 ) -> Ingested:
@@ -141,7 +141,6 @@ def ingest_file(
     """
     observer = observer or Silent()
     slug = usable_name(name)
-    choice = choice or ColumnChoice()
     words = ["fedcache", "ingest", str(file), "--name", name]
     if path:
         words += ["--store", str(path)]
