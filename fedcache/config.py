@@ -123,7 +123,7 @@ def option_value(value: object) -> str:
 
 def option_words(config: Any, without: Sequence[str] = ()) -> list[str]:
     """The command-line words of a configuration; options at their defaults are left out."""
-    words: list[str] = []
+    words = []
     for item in fields(config):
         value = getattr(config, item.name)
         if item.name in without or value in (item.default, None, (), {}):
@@ -885,7 +885,7 @@ def resolve(
 
 def field_names(kind: type) -> dict[str, str]:
     """Allowed name of a field in ``fedcache.toml`` and in Python -> the field; the option's name is also allowed."""
-    found: dict[str, str] = {}
+    found = {}
     for item in fields(kind):
         found[option_name(item).removeprefix("--").replace("-", "_")] = item.name
         found[item.name] = item.name
@@ -928,7 +928,7 @@ def _typed(item: Field[Any], name: str, value: Any, hint: Any, where: str) -> An
 
 def to_table(config: Any) -> dict[str, Any]:
     """A configuration as a TOML table: None and empty values are left out."""
-    table: dict[str, Any] = {}
+    table = {}
     for item in fields(config):
         value = getattr(config, item.name)
         if value in (None, (), {}):

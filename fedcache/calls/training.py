@@ -57,7 +57,7 @@ def train_config(given: Mapping[str, Any], fields: Mapping[str, Any]) -> TrainCo
             f"settings is {settings!r}, expected names and values.",
             "For example settings={'lr': 0.1}",
         )
-    flags: dict[str, Any] = {**fields, "seeds": words_of_seeds, "set": dict(settings or {})}
+    flags = {**fields, "seeds": words_of_seeds, "set": dict(settings or {})}
     if isinstance(store, str | Path):
         flags["store"] = str(store)
     elif store is not None:

@@ -95,7 +95,7 @@ def demo(
     if methods:
         names = tuple(name.strip() for name in methods.split(","))
     check_methods(names)
-    rows: list[dict[str, Any]] = []
+    rows = []
     made: list[Run] = []
     with stopped_by_signals(observer.note) as stop:
         # Features are extracted once; every method is then trained on both partitions.

@@ -89,7 +89,7 @@ def to_toml(section: str, config: Any) -> list[str]:
     values = to_table(config)
     plain = {k: v for k, v in values.items() if not isinstance(v, dict)}
     lines = tomli_w.dumps({section: plain}).rstrip().splitlines() or [f"[{section}]"]
-    tables: list[str] = []
+    tables = []
     hints = typing.get_type_hints(type(config))
     for item in fields(config):
         if item.name in values:

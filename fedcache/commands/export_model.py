@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fedcache.commands.options import Given, command, configured, pick, worded
 from fedcache.commands.output import CommandResult, TerminalObserver
 from fedcache.commands.predict import RunName, check_apart, find_model
@@ -27,7 +25,7 @@ def export_model(observer: TerminalObserver, given: Given, run: RunName) -> Comm
     from fedcache.report.model_card import export_model as write_model
 
     done = write_model(place, model, request, Home.from_environment(), observer)
-    data: dict[str, Any] = {
+    data = {
         "path": str(done.path),
         "format": done.kind,
         "bytes": done.bytes,

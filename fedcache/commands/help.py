@@ -121,7 +121,7 @@ def help_lines(
     paragraphs = text.split("\n\n")
     if not everything:
         paragraphs = paragraphs[:1]
-    lines: list[str] = []
+    lines = []
     for paragraph in paragraphs:
         lines += [*textwrap.wrap(paragraph, width, break_on_hyphens=False), ""]
     if examples:

@@ -607,7 +607,7 @@ def split_list(values: Sequence[str] | None, name: str = "--backbones") -> tuple
     Raises:
         UsageError for an option with an empty list, such as ``,``.
     """
-    found: list[str] = []
+    found = []
     for value in values or ():
         found += listed(value)
     if values and not found:
@@ -643,7 +643,7 @@ def pairs(values: Sequence[str] | None, name: str, *, split: bool = False) -> di
     Raises UsageError for a pair without ``=``, and for a repeated key.
     """
     out: dict[str, str] = {}
-    given: Sequence[str] = values or ()
+    given = values or ()
     if split:
         given = split_list(values, name)
     for value in given:

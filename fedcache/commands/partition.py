@@ -116,7 +116,7 @@ def partition(
         )
     if opened.rows >= MANY_ROWS:
         observer.note(f"Assigning {opened.rows:,} rows to clients ...")
-    options: dict[str, Any] = {
+    options = {
         "seed": resolved.seed,
         "name": name,
         "replace": replace,

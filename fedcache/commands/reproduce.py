@@ -220,7 +220,7 @@ def list_entries() -> CommandResult:
     entries = []
     rows = []
     # (kind, name) of a requirement that is missing -> (reason, command that gets it).
-    commands: dict[tuple[str, str], tuple[str, str]] = {}
+    commands = {}
     for entry in registry.entries():
         per_cell = [checker.missing(entry, cell) for cell in entry.cells]
         ready = sum(not needs for needs in per_cell)

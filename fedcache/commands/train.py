@@ -96,7 +96,7 @@ TAILS = {"worst10": "worst 10 %", "worst40": "worst 40 %", "best10": "best 10 %"
 """Keys of means over the worst or best clients -> their names. A run with few clients lacks some of them."""
 
 
-def answer_lines(done: Run, *, verbose: bool = False) -> list[str]:
+def answer_lines(done: Run, *, verbose: bool) -> list[str]:
     """The answer of a run in lines: data and settings, accuracy, cautions, cost, directory and the next command.
 
     With ``verbose`` all other figures follow the cost.
@@ -285,14 +285,14 @@ FEW_ROWS = 20
 """Number of test rows below which the accuracy of a held-out value gets a note."""
 
 
-def held_out_answer(done: Grid, rows: Sequence[HeldOut], *, verbose: bool = False) -> CommandResult:
+def held_out_answer(done: Grid, rows: Sequence[HeldOut], *, verbose: bool) -> CommandResult:
     """The answer of a grid that holds values out in turn: one row per setting, one column per value, and the mean."""
     best = rows[0]
     values = list(best.accuracy)
     # The swept keys of all rows, each once.
     swept = list(dict.fromkeys(key for row in rows for key in row.sweep))
     # Values differ in size, so the heading of a value says how many rows it has.
-    counts: dict[str, int | None] = {}
+    counts = {}
     headings = []
     for value in values:
         known = [row.rows[value] for row in rows if row.rows[value] is not None]

@@ -70,9 +70,9 @@ def find_images(
     Raises UsageError for a path that is not there or holds no image, CorruptionError for a damaged archive. A file that
     turns out to be no image keeps its row and is reported when it is read.
     """
-    names: list[str] = []
+    names = []
     parts: list[tuple[Source, int]] = []
-    left_out: list[str] = []
+    left_out = []
     endings = EXTENSIONS
     if holds == SOUNDS:
         endings = SOUND_ENDINGS
@@ -110,7 +110,7 @@ def find_images(
 
 def find_texts(paths: Sequence[Path]) -> NamedImages:
     """The texts of tables, in the order given, with the names of their rows. Raises the errors of ``texts:FILE``."""
-    names: list[str] = []
+    names = []
     parts: list[tuple[Source, int]] = []
     for path in paths:
         row_names, source = texts.open_texts(path)

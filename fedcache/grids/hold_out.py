@@ -34,7 +34,7 @@ def every_value(
     """
     store = need_store(home, path=config.store, dataset=config.dataset)
     column = column_of(store, by)
-    words: tuple[str, ...] = column.words
+    words = column.words
     if by == "domain" and config.domain:
         for name in config.domain:
             if name not in words:

@@ -304,7 +304,7 @@ class Grid:
     def chosen(self) -> list[Point]:
         """The points to train again: of each method the best one, or those of its best row of held-out values."""
         # Rows and points are sorted, so the first one of each method is its best.
-        by_method: dict[str, list[Point]] = {}
+        by_method = {}
         for row in self.held_out():
             if row.method not in by_method:
                 of_method = [p for p in self.points if p.method == row.method]
@@ -341,7 +341,7 @@ class Grid:
         values = list(dict.fromkeys(sweep["hold_out"] for sweep in sweeps if "hold_out" in sweep))
         if not values:
             return []
-        rows: dict[str, HeldOut] = {}
+        rows = {}
         validation: dict[str, list[float | None]] = {}
         for point in self.points:
             value = point.sweep["hold_out"]

@@ -250,14 +250,13 @@ class Trials:
             "random": samplers.RandomSampler,
             "gp": samplers.GPSampler,
         }
-        sampler: BaseSampler = classes[self.search.sampler](seed=self._seed(number, attempt))
-        return sampler
+        return classes[self.search.sampler](seed=self._seed(number, attempt))
 
     def _new_study(self, sampler: BaseSampler) -> OptunaStudy:
         """A study in memory with the trials that have ended, which draws one more."""
         import optuna
 
-        pruner: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
+        pruner = optuna.pruners.NopPruner()
         if self.search.pruner == "median":
             pruner = optuna.pruners.MedianPruner(n_startup_trials=STARTUP)
         elif self.search.pruner == "asha":
@@ -305,10 +304,10 @@ def quiet() -> Iterator[None]:
 def train_points(
     request: GridRequest,
     *,
-    jobs: int = 1,
+    jobs: int,
     engine: GridEngine | None = None,
-    observer: Observer | None = None,
-    hooks: Sequence[OnRound] = (),
+    observer: Observer | None,
+    hooks: Sequence[OnRound],
     stop: Stop | None = None,
 ) -> Grid:
     """Train every point of a grid, or search if the request has a search. Arguments and errors as ``grid``."""

@@ -31,7 +31,7 @@ from fedcache.grids.request import (
 )  # exported: the first call of a grid
 from fedcache.grids.result import Grid, LostPoint, Point, Spending, point_words
 from fedcache.process import Stop, take_environment, worker_context
-from fedcache.progress import Detail, EachOnce, Observer, Silent, piece_of_work
+from fedcache.progress import Detail, EachOnce, Observer, piece_of_work
 from fedcache.runs.directory import DamagedRunError, ends_one_run
 from fedcache.runs.events import GridPosition, OnRound, replay_stored, with_hooks
 from fedcache.runs.features import RunInputs
@@ -150,7 +150,7 @@ def grid(
     return done
 
 
-def grid_plan(request: GridRequest, observer: Observer | None = None) -> dict[str, Any]:
+def grid_plan(request: GridRequest, observer: Observer) -> dict[str, Any]:
     """``--dry-run`` of ``grid`` (and of ``train``, which is a grid of one point). Nothing is extracted or trained.
 
     Returns:
@@ -162,7 +162,7 @@ def grid_plan(request: GridRequest, observer: Observer | None = None) -> dict[st
     if request.search is not None:
         points = points[:1]
     request = replace(request, points=points, extract=False, fresh=False)
-    run = GridRun(request, EachOnce(observer or Silent()), Stop())
+    run = GridRun(request, EachOnce(observer), Stop())
     run.note_points()
     plans = []
     for group in point_groups(request.points):

@@ -73,9 +73,9 @@ def drop_unread(
 
     Raises UsageError for a key that no point reads.
     """
-    unread: dict[str, str] = {}
+    unread = {}
     read: set[str] = set()
-    reduced: list[GridPoint] = []
+    reduced = []
     for name, sweep in points:
         method = find_method(name)
         settings = {**config.set, **values_of_place(sweep, "set")}

@@ -161,7 +161,7 @@ def _tensors(encoder: Encoder, *parts: str) -> tuple[str, ...]:
 
 
 def _init_conv(uniform: Uniform, encoder: Encoder) -> Tree:
-    p: Tree = {}
+    p = {}
     for name, (out, channels_in, kernel) in _convolutions(encoder).items():
         # U(-a, a) has variance a^2 / 3; fan_out is out * kernel^2, so a^2 = 6 / fan_out.
         a = math.sqrt(6.0 / (out * kernel * kernel))
@@ -173,7 +173,7 @@ def _init_conv(uniform: Uniform, encoder: Encoder) -> Tree:
 
 
 def _resnet(p: Tree, x: Tensor, encoder: Encoder, *, training: bool) -> tuple[Tensor, Tree]:
-    updates: Tree = {}
+    updates = {}
 
     def conv(name: str, x: Tensor, stride: int = 1) -> Tensor:
         W = p[f"{name}.W"]

@@ -33,8 +33,7 @@ def pack(cov: np.ndarray) -> np.ndarray:
     factor, regular = factored(torch.from_numpy(cov))
     if not regular:
         raise np.linalg.LinAlgError("The covariance is singular.")
-    packed: np.ndarray = factor.numpy()[np.tril_indices(len(cov))]
-    return packed
+    return factor.numpy()[np.tril_indices(len(cov))]
 
 
 class Gaussians(NamedTuple):
@@ -145,7 +144,7 @@ def pooled(parts: Gaussians, cov: str) -> tuple[np.ndarray, np.ndarray]:
         # gives a triangular factor in any case.
         value, vector = np.linalg.eigh(total)
         root = vector * np.sqrt(value.clip(min=0.0))
-        upper: np.ndarray = np.linalg.qr(root.T)[1]
+        upper = np.linalg.qr(root.T)[1]
         return mean, upper.T[np.tril_indices(D)]
     spread = deviation**2
     if cov == "spherical":

@@ -143,8 +143,7 @@ class _Batched(torch.autograd.Function):
         # W x' has the long axis last, which BLAS prefers for few classes and many features.
         if x.shape[-2] >= FEWEST_ROWS and _transposed(*W.shape[-2:]):
             return torch.baddbmm(b.unsqueeze(-1), W, x.mT).mT
-        out: Tensor = torch.baddbmm(b.unsqueeze(-2), x, W.mT)
-        return out
+        return torch.baddbmm(b.unsqueeze(-2), x, W.mT)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:

@@ -112,8 +112,7 @@ class _Unit(torch.autograd.Function):
         (g,) = grads
         z, length = ctx.saved_tensors
         along = (z * g).sum(-1, keepdim=True)
-        made: Tensor = torch.addcmul(g, z, along, value=-1.0).div_(length)
-        return made
+        return torch.addcmul(g, z, along, value=-1.0).div_(length)
 
 
 def unit(x: Tensor) -> Tensor:
@@ -137,7 +136,7 @@ def embed(head: Head, p: Tree, x: Tensor, w: Tensor | None = None) -> tuple[Tens
         z [.., B, dim] and the updated running statistics (empty unless ``bn`` and training).
     """
     z = torch.relu(affine(x, p["P.W"], p["P.b"]))
-    updates: Tree = {}
+    updates = {}
     if head.bn:
         if w is None:
             # A client may send a false variance, and the average may then be negative.

@@ -281,8 +281,7 @@ def _smallest_eigenvalue(factor: Tensor, size: Tensor) -> Tensor:
         vectors = scale * torch.cholesky_solve(scale * vectors, factor)
         grown = vectors.norm(dim=-2, keepdim=True)
         vectors = vectors / grown
-    smallest: Tensor = 1.0 / grown.amax(-1).squeeze(-1)
-    return smallest
+    return 1.0 / grown.amax(-1).squeeze(-1)
 
 
 @lru_cache(maxsize=2)

@@ -42,7 +42,7 @@ class ClientTensors:
 
     def stacked(self) -> Tree:
         """All stacks by their names in a file. The builder is empty afterwards."""
-        out: Tree = {}
+        out = {}
         for group, (numbers, rows) in enumerate(self._groups.values()):
             out[f"{PREFIX}{group}/number"] = torch.tensor(numbers)
             # Rows are freed after each stack, so at most the tensors of one name are in memory twice.
@@ -56,7 +56,7 @@ class ClientTensors:
 def of_format_1(tensors: Mapping[str, Tensor]) -> Tree:
     """The tensors of a file of format 1 under the names of format 2; the values are equal."""
     clients: dict[int, Tree] = {}
-    out: Tree = {}
+    out = {}
     for name, t in tensors.items():
         if name.startswith("client/"):
             _, client, last = name.split("/", 2)

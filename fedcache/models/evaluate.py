@@ -641,7 +641,7 @@ def measure(
     confidence = np.zeros(n)
     log_p = np.zeros(n)
     step = sample_step(n * C * len(predictor.members))
-    sampled: list[Floats] = []
+    sampled = []
     start = 0
     for scores in rows.scores(predictor):
         part = slice(start, start + scores.shape[1])
@@ -743,8 +743,8 @@ def measure_clients(
 
     Returns the counts summed over models with the means of the other measures, and the accuracy of each client's model.
     """
-    accuracy: dict[str, float] = {}
-    means: list[tuple[float, float, float]] = []
+    accuracy = {}
+    means = []
     total: Measures | None = None
     for name, predictor in models:
         one = measure(predictor, rows, fit=False)
@@ -788,7 +788,7 @@ def measure_prior(
         tests: for each client its prior, its model, and its test rows.
         label: [N] of all rows of the store, by number of the model's class.
     """
-    by_client: dict[str, PriorHits] = {}
+    by_client = {}
     for prior, predictor, test_rows in tests:
         offset = prior.offset(predictor.softmax_temperature)
         rows = 0

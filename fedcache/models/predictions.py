@@ -150,7 +150,7 @@ def _write_parquet(
 
 def _flat(row: Mapping[str, Any], top: int) -> dict[str, Any]:
     """A row with columns for each rank: ``name``, ``class``, ``probability``, ``class_2``, ..., ``reason``."""
-    flat: dict[str, Any] = {"name": row["name"]}
+    flat = {"name": row["name"]}
     # A row that could not be read has no classes.
     empty = [(None, None)] * (top - len(row["top"]))
     for rank, (best, probability) in enumerate([*row["top"], *empty], 1):

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedcache.config import Home
 from fedcache.errors import FedcacheError, StoreError, UsageError, shell_word
@@ -189,7 +188,7 @@ class Predictor:
     @usual_torch_state()
     def mean_probability(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
         """Scores [E, N, C] -> probabilities [N, C]."""
-        each: Tensor = torch.from_numpy(scores / self.softmax_temperature).softmax(-1)
+        each = torch.from_numpy(scores / self.softmax_temperature).softmax(-1)
         mean: NDArray[np.float64] = each.mean(0).numpy()
         return mean
 
@@ -200,7 +199,7 @@ class Predictor:
         """
         if len(scores) == 1:
             return np.asarray(scores[0])
-        each: Tensor = torch.from_numpy(scores / self.softmax_temperature).log_softmax(-1)
+        each = torch.from_numpy(scores / self.softmax_temperature).log_softmax(-1)
         log_sum: NDArray[np.float64] = each.logsumexp(0).numpy()
         return log_sum
 
@@ -294,9 +293,7 @@ def _of_one_view(recipe: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in recipe.items() if k not in OF_VIEWS}
 
 
-def encoders_of(
-    model: SavedModel, home: Home, given: Mapping[str, Path] | None = None
-) -> FrozenEncoders | None:
+def encoders_of(model: SavedModel, home: Home, given: Mapping[str, Path]) -> FrozenEncoders | None:
     """The live encoders of a model that runs some, with the weights that its recipe names; None for other models.
 
     Raises MachineError, as ``locate_recipe``; StoreError for a backbone without live encoders.

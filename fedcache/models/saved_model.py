@@ -352,9 +352,9 @@ def check_finite(tensors: Mapping[str, Tensor]) -> None:
 
 def _check_stacks(facts: Any, tensors: Mapping[str, Tensor], *, stacked: bool) -> None:
     """Refuse stacks of clients' tensors that do not have one row for each saved client."""
-    rows: dict[str, int] = {}  # group -> number of its clients
+    rows = {}  # group -> number of its clients
     listed: list[int] = []
-    stacks: list[tuple[str, str, Tensor]] = []  # group, name and tensor of each stack
+    stacks = []  # group, name and tensor of each stack
     for name, t in tensors.items():
         if not name.startswith(PREFIX):
             continue
@@ -928,7 +928,7 @@ def collect(
         scaling: the statistics of ``feat_post=center`` and ``standardize``.
         clients: ``--save-clients``: all, none, or names, comma-separated; None for all up to ``MOST_BYTES``.
     """
-    tensors: dict[str, Tensor] = {}
+    tensors = {}
     if data.text is not None:
         tensors["features/text"] = data.text
     if scaling is not None:

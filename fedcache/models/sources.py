@@ -58,9 +58,7 @@ def reads_of_model(model: SavedModel) -> str:
     return held_by(recipe for _, recipe in model.facts.inputs)
 
 
-def find_inputs(
-    model: SavedModel, paths: Sequence[Path], *, follow_links: bool = False
-) -> NamedImages:
+def find_inputs(model: SavedModel, paths: Sequence[Path], *, follow_links: bool) -> NamedImages:
     """The images of files, folders and archives, or the texts of tables, as the model reads them.
 
     Raises UsageError as ``find_images`` and ``find_texts``, and for a model of rows of numbers.

@@ -163,15 +163,15 @@ def compare_entries(
                 "--over seeds",
             )
         return Comparisons((only_table,), explanation, tuple(found.left_out))
-    tables: list[Comparison] = []
-    sentences: list[str] = []
-    refused: list[FedcacheError] = []
+    tables = []
+    sentences = []
+    refused = []
     # Runs that hold out one value each are compared over these values. Other runs are compared setting by setting.
-    held_out: list[HeldOutGroup] = []
+    held_out = []
     if over == "seeds":
         held_out = held_out_groups(entries)
     # Digests of runs that are not compared setting by setting.
-    grouped: set[str] = set()
+    grouped = set()
     for leave_one_out in held_out:
         digests = {e.digest for e in leave_one_out.entries}
         try:

@@ -278,12 +278,12 @@ def compared(
     ranks: list[float | None] = [None] * len(names)
     if ranked_values.size:
         ranks = list(map(float, mean_ranks(ranked_values)))
-    validation: dict[str, float] = {}
+    validation = {}
     chosen = None
     if found.validation is not None:
         validation = dict(zip(found.names, found.validation, strict=True))
         chosen = found.names[_falling(found, found.validation)[0]]
-    rows: dict[str, RowsInterval] = {}
+    rows = {}
     if over == "seeds" and metric in ("accuracy", *SCORE_WORDS):
         rows = _test_rows(found, metric, level)
     treatments = []
@@ -383,7 +383,7 @@ def _with_rows(
     pairs: tuple[Pair, ...], found: PairedBlocks, metric: str, level: float
 ) -> tuple[Pair, ...]:
     """The pairs, each with its difference over test rows if this equals its mean difference over seeds."""
-    over_rows: dict[int, RowDifference] = {}
+    over_rows = {}
     for i, pair in enumerate(pairs):
         if pair.one not in found.runs or pair.other not in found.runs:
             continue
@@ -543,8 +543,8 @@ def _spreadless(c: Comparison) -> list[str]:
     """Sentences on treatments and differences that do not vary, and therefore have no interval and no test."""
     why = _SAME_VALUE[c.over]
     notes = []
-    same: list[str] = []
-    by_rows: dict[str, int] = {}
+    same = []
+    by_rows = {}
     for t in c.treatments:
         if len(t.known) == 1:
             (block,) = t.blocks(c.blocks)
@@ -1012,7 +1012,7 @@ def _one_value_each(
 
 def _distinct(names: Sequence[str]) -> list[str]:
     """Names of clients; a repeated name gets a number, so that all names are different."""
-    seen: Counter[str] = Counter()
+    seen = Counter[str]()
     made = []
     for name in names:
         seen[name] += 1
@@ -1157,7 +1157,7 @@ def row_difference(
         return None
     ours = one.test_rows or {}
     theirs = other.test_rows or {}
-    per_seed: list[Rows] = []
+    per_seed = []
     for mine, its in paired_seeds(one, other):
         if mine not in ours or its not in theirs:
             continue

@@ -298,7 +298,7 @@ def _values_only(name: str) -> str:
 
 def _without_shared(names: Sequence[str]) -> list[str]:
     """The names without the words that all of them share; a name that would become empty stays as it is."""
-    shared: set[str] = set()
+    shared = set()
     if len(names) > 1:
         shared.update(names[0].split())
         shared.intersection_update(*(name.split() for name in names))

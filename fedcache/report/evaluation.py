@@ -14,7 +14,7 @@ import numpy as np
 
 from fedcache.errors import FedcacheError, UsageError, unknown
 from fedcache.extract.planning.find_images import ImagePlaces
-from fedcache.models.evaluate import BINS, ClassMeasures, RightRows, RunEvaluation
+from fedcache.models.evaluate import BINS, RightRows, RunEvaluation
 from fedcache.parsing import counted, sheet_cell
 from fedcache.progress import Observer, Silent, percent
 from fedcache.report.drawing import (
@@ -31,7 +31,6 @@ from fedcache.report.drawing import (
 from fedcache.report.figure_runs import confusion_matrix
 from fedcache.report.render import (
     Column,
-    Gallery,
     HtmlCell,
     Section,
     gallery,
@@ -210,7 +209,7 @@ def evaluation_page(
         mine = [e for e in evaluations if e.rows == rows]
         ident = f"e{number}"
         plots: list[Plot | None] = [reliability(f"{ident}-reliability", mine[:MOST_DRAWN])]
-        galleries: list[Gallery] = []
+        galleries = []
         notes = []
         for e in mine:
             notes += [f"{e.label}: {sentence}" for sentence in e.sentences()]
@@ -321,7 +320,7 @@ MOST_BARS = 24
 
 def accuracy_of_classes(ident: str, e: RunEvaluation) -> Plot:
     """A bar for each class, the lowest accuracy first; at most ``MOST_BARS`` bars."""
-    ordered: list[ClassMeasures] = sorted(e.measures.by_class, key=lambda c: c.recall or 0.0)
+    ordered = sorted(e.measures.by_class, key=lambda c: c.recall or 0.0)
     shown = ordered[:MOST_BARS]
     description = "Percentage of each class's rows that are classified correctly"
     if len(ordered) > MOST_BARS:

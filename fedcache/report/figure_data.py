@@ -258,7 +258,7 @@ def _prototypes(source: RunStore, key: str) -> tuple[NDArray[np.float32], list[s
     """
     columns = source.columns
     table = source.partition.table
-    names_of_clients: list[str] = []
+    names_of_clients = []
     means_of_clients: list[Floats] = []
     chunks: set[int] = set()
     for client in table[:MOST_PROTOTYPES]:
@@ -375,7 +375,7 @@ def agreement(ident: str, source: RunStore) -> Plot | None:
         return None
     names = [source.store.arrays[k].recipe.get("backbone", k) for k in source.fused]
     clients = source.partition.clients[:MOST_CLIENTS]
-    cells: list[tuple[int, int, float, str]] = []
+    cells = []
     for i, client in enumerate(clients):
         rows = client.train[:MOST_POINTS]
         parts = [source.features(key, rows) for key in source.fused]
@@ -541,7 +541,7 @@ def dot_scale(counts: np.ndarray) -> float:
 
 def client_domains(partition: Partition, columns: Columns) -> list[int | None]:
     """The one domain of each client's training rows; None for a client with rows of several domains, or with none."""
-    found: list[int | None] = []
+    found = []
     for client in partition.clients:
         domains = np.unique(columns.domain[client.train])
         domain = None

@@ -56,7 +56,7 @@ MOST_DOTS = 500
 def curves(ident: str, runs: Named) -> Plot | None:
     """Accuracy per measured round, the mean over seeds with the range between them."""
     rows: Rows = []
-    drawn: list[tuple[str, str, np.ndarray, np.ndarray]] = []
+    drawn = []
     for label, entry in runs:
         seeds: dict[int, dict[int, float]] = {}
         for record in entry.rounds:
@@ -527,9 +527,9 @@ def _pareto(
         score: client-mean | pooled | own.
     """
     # Runs whose cost and accuracy are both known.
-    priced: list[Priced] = []
-    points: list[Priced] = []
-    levels: list[Priced] = []
+    priced = []
+    points = []
+    levels = []
     for label, entry in runs:
         price = cost(entry)
         if price is None:

@@ -277,7 +277,7 @@ def gather(queries: Sequence[RunQuery], root: Path) -> Gathered:
     queries = [_with_kind(one, root) for one in queries]
     entries = []
     left_out = []
-    seen: set[Path] = set()
+    seen = set()
     for path in _paths(queries, root):
         directory = path.resolve()
         if directory in seen:

@@ -198,7 +198,7 @@ def write_report(
             observer.advance(1)
     finally:
         observer.stop()
-    plots: list[Plot] = []
+    plots = []
     for section in sections:
         plots += [*section.plots, *section.details]
     observer.start("drawing", len(plots), "figures")
@@ -270,7 +270,7 @@ def overview_of(sections: Sequence[Section]) -> Section | None:
     if len(methods) > 1:
         columns += [Column(f"{method} %", numbers=True) for method in methods]
     rows = []
-    winners: Counter[str] = Counter()
+    winners = Counter[str]()
     for section, answer in shown:
         winners[answer.best.method] += 1
         row = [
@@ -373,8 +373,8 @@ def galleries_of(
         return [], request.missing[-1:]
     from fedcache.runs.evaluate_run import mistakes_of_run  # computes with torch
 
-    found: list[Gallery] = []
-    notes: list[str] = []
+    found = []
+    notes = []
     for i, (label, entry) in enumerate(named[:MOST_GALLERIES]):
         try:
             mistakes = mistakes_of_run(entry.path, source.store, source.partition, places.home)
@@ -452,11 +452,11 @@ def section_of(
     ident = f"s{number}"
     named, score = ranked_runs(entries, request.score)
     # Figures take most of the time and of the page, so only the first settings get them.
-    plots: list[Plot] = []
+    plots = []
     details: list[Plot] = []
     notes: list[str] = []
     galleries: list[Gallery] = []
-    tables: list[ExtraTable] = []
+    tables = []
     if number < MOST_SETTINGS:
         tests = comparison_of(title, named, score)
         plots = _first_plots(ident, named, score, tests)
@@ -595,7 +595,7 @@ def _detail_plots(
 ) -> tuple[list[Plot], list[str]]:
     """Figures of confusions, the methods' diagnostics, the partition and the features; and notes on the figures."""
     entries = [e for _, e in named]
-    notes: list[str] = []
+    notes = []
     scored_rounds = [e.result["accuracy"].get("per_round") or () for e in entries]
     if all(len(rounds) < 2 for rounds in scored_rounds):
         notes.append(
@@ -604,7 +604,7 @@ def _detail_plots(
         )
     # The confusion matrix of the best run, and its difference from that of the second method's best run.
     first, *others = first_of_each(named)
-    made: list[Plot | None] = [figure_runs.confusion(f"{ident}-confusion0", *first)]
+    made = [figure_runs.confusion(f"{ident}-confusion0", *first)]
     if others:
         made.append(figure_runs.confusion_difference(f"{ident}-against0", first, others[0]))
     if any("confusion" not in e.result for e in entries):
@@ -703,8 +703,8 @@ def table_of(
     """
     results = [e.result for e in entries]
     by_validation = has_validation(results)
-    columns: list[Column] = []
-    cells_of_columns: list[list[HtmlCell]] = []
+    columns = []
+    cells_of_columns = []
 
     def put(name: str, cells: list[HtmlCell], *, numbers: bool = True, shown: bool = True) -> None:
         columns.append(Column(name, numbers, shown))
@@ -834,8 +834,8 @@ def held_out_section(ident: str, group: HeldOutGroup, score: str | None) -> Sect
     with suppress(UsageError):
         tests = compared(over_held_out(group, metric), over=HELD_OUT, metric=metric)
     names = sorted(means, key=lambda name: _falling(means[name]))
-    validation: dict[str, float] = {}
-    notes: list[str] = []
+    validation = {}
+    notes = []
     selected = None
     if tests is not None:
         notes = sentences(tests)

@@ -139,8 +139,8 @@ def merged(runs: Sequence[StoredRun]) -> StoredRun:
     """
     # The run with most seeds comes first. The list is sorted upwards and reversed, so the later of equal ones is first.
     order = sorted(runs, key=lambda run: len(run.seeds))[::-1]
-    members: list[StoredRun] = []
-    added: list[tuple[int, ...]] = []
+    members = []
+    added = []
     seen: set[int] = set()
     for run in order:
         new = tuple(seed for seed in run.seeds if seed not in seen)
@@ -165,7 +165,7 @@ def _result(runs: Sequence[StoredRun], added: Sequence[Sequence[int]]) -> dict[s
 
     def per_seed(part: str, name: str) -> list[Any]:
         """The values of all seeds; [] where a result lacks them."""
-        made: list[Any] = []
+        made = []
         for result, new in zip(results, added, strict=True):
             values = (result.get(part) or {}).get(name)
             if values is None or len(values) != len(result["seeds"]):

@@ -43,8 +43,7 @@ class RunStore:
 
     def features(self, key: str, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """[N, D] float32 of the first view; rows that could not be read are NaN."""
-        x: NDArray[np.float32] = self.store.reader(key).rows(rows)[:, 0].astype(np.float32)
-        return x
+        return self.store.reader(key).rows(rows)[:, 0].astype(np.float32)
 
 
 def store_of_run(entries: Sequence[StoredRun]) -> RunStore | str:

@@ -168,7 +168,7 @@ def groups(ranks: Sequence[float], apart: float) -> tuple[tuple[int, ...], ...]:
     """
     order = sorted(range(len(ranks)), key=lambda i: (ranks[i], i))
     most = apart + 10.0**-DIGITS
-    made: list[tuple[int, ...]] = []
+    made = []
     reached = 0
     for first, i in enumerate(order):
         last = max(k for k in range(first, len(order)) if ranks[order[k]] - ranks[i] <= most)

@@ -263,7 +263,7 @@ def verdict(named: Named, score: str) -> Verdict | None:
     # The same settings with other seeds are not a rival.
     rivals = [e for e in field[1:] if e not in equals and e.facts != best.facts]
     gap = None
-    undecided: list[StoredRun] = []
+    undecided = []
     if rivals:
         gap = lead(best, rivals[0], score)
         undecided = _undecided(best, rivals, score)

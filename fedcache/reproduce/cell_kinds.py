@@ -93,7 +93,7 @@ def partition(cell: PaperCell, workbench: Workbench) -> Measured:
     elif owned:
         most = owned[-1]
         per_class = f"{owned[0]} to {most}"
-    values: dict[str, Value | None] = {
+    values = {
         "clients_of": float(len(rows)),
         "classes_of": classes,
         "per_class": per_class,

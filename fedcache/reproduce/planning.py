@@ -74,7 +74,7 @@ class RequirementCheck:
     def missing(self, entry: PaperTable, cell: PaperCell) -> list[Requirement]:
         """Requirements that a cell of an entry lacks; [] when it can be measured now."""
         reads = READS[entry.kind]
-        requirements: list[Requirement | None] = []
+        requirements = []
         if "method" in reads:
             requirements.append(_method(cell))
         if "scheme" in reads:
@@ -301,14 +301,14 @@ def roles(entry: PaperTable, options: Options, check: RequirementCheck) -> dict[
 def _planned(paper: PaperCell, options: Options, mapping: Mapping[str, str]) -> PlannedCell:
     """One cell with the options applied."""
     cell = paper
-    departures: list[str] = []
+    departures = []
     if options.on is not None and paper.dataset:
         cell = replace(cell, dataset=options.on)
         departures.append(f"data `{options.on}` instead of `{paper.dataset}`")
     # A cell has no field for the limit; ``prepare`` applies it when it extracts.
     if options.limit is not None and paper.dataset:
         departures.append(f"data of only {options.limit} evenly spaced images")
-    replacements: list[str | None] = []
+    replacements = []
     for backbone in paper.backbones:
         new = mapping.get(backbone)
         # Pixels stay if the cell also has other backbones, or if its method trains only on images (``replaceable``).

@@ -247,7 +247,7 @@ def _cell(
     if len(at) != expected:
         raise _wrong(where, f"cell {at} has {len(at)} labels, expected {expected}")
     # Later layers win: metrics of the table, its protocol, its axes, and the cell itself.
-    layers: list[Mapping[str, Any]] = [{"metrics": data["metrics"]}, protocol]
+    layers = [{"metrics": data["metrics"]}, protocol]
     labels = dict(zip(data["labels"], at, strict=True))
     for label, value in labels.items():
         if label in axes:

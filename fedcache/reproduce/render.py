@@ -51,7 +51,7 @@ def columns(report: Reproduction) -> tuple[str, ...]:
 
 def rows(report: Reproduction) -> list[tuple[str, ...]]:
     """One row per cell and metric; a cell that was not run has no number."""
-    made: list[tuple[str, ...]] = []
+    made = []
     # The rows of a proxy have ranks instead of differences. Labels and metric of a row -> its ranks as text.
     ranks = {}
     for ranking in orders(report):
@@ -241,7 +241,7 @@ def _line_data(report: Reproduction, line: ReproducedCell) -> dict[str, Any]:
         }
         if not report.proxy:
             values[metric] |= report.compared(line, i).__dict__
-    departures: list[str] = []
+    departures = []
     if not line.why_not:
         departures = [*report.departures, *line.departures]
     made = {

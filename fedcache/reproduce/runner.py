@@ -147,7 +147,7 @@ def reproduce(
     stop = stop or Stop()
     check = RequirementCheck(home, options.weights, options.data)
     # Each planned cell with the requirements that it lacks.
-    todo: list[tuple[PlannedCell, list[Requirement]]] = []
+    todo = []
     for p in plan(entry, options, check):
         # Files that extraction fetches are not missing, and data given with --on is checked when it is opened.
         lack = [n for n in check.missing(entry, p.cell) if not n.fetched]
@@ -212,7 +212,7 @@ def _nothing_can_run(
     missing = "; ".join(f"{n.kind} {n.name}" for n in needs)
     if not missing:
         missing = next(p.refused or "" for p, _ in todo)
-    commands: list[str] = []
+    commands = []
     for need in needs:
         # The list of backbones that are ready is left out.
         command = need.command.split(" Ready now:")[0]
@@ -311,7 +311,7 @@ def _train_on_cluster(
 
     A run that fails here fails again when its cell is measured, and is reported then.
     """
-    requests: list[RunRequest] = []
+    requests = []
     for one in planned:
         try:
             of_cell, _ = _requests_of(one, workbench)

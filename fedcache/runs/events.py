@@ -163,7 +163,7 @@ def origin(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def replay_stored(
-    observer: Observer, path: Path, result: Mapping[str, Any], position: GridPosition = ALONE
+    observer: Observer, path: Path, result: Mapping[str, Any], position: GridPosition
 ) -> None:
     """Publish all rounds of a finished run, and its result."""
     events = RunEvents(observer, path, result, position)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,9 +55,7 @@ class Garbage:
         return {**vars(self), "path": str(self.path)}
 
 
-def find_garbage(
-    home: Home, kinds: Sequence[str] = DEFAULT, *, idle_days: float = IDLE_DAYS
-) -> list[Garbage]:
+def find_garbage(home: Home, kinds: Sequence[str], *, idle_days: float) -> list[Garbage]:
     """Files that can be deleted, largest first; nothing is changed.
 
     - leftovers: temporary files of killed processes; files in a store that neither its manifest nor a journal lists.
@@ -70,7 +68,7 @@ def find_garbage(
     A store that is being written, or that is damaged, is never in the list.
     """
     found: dict[Path, Garbage] = {}
-    finders: dict[str, Callable[[], Iterator[tuple[Path, str]]]] = {
+    finders = {
         "leftovers": lambda: _leftovers(home),
         "given-up": lambda: _given_up(home, idle_days),
         "old-runs": lambda: _old_runs(home),
@@ -169,7 +167,7 @@ def _models(home: Home) -> Iterator[tuple[Path, str]]:
 
 
 def _old_runs(home: Home) -> Iterator[tuple[Path, str]]:
-    current: dict[str, str] = {}
+    current = {}
     for run in folders_in(home.runs):
         try:
             result = read_result(run / "result.json")

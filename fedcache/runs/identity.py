@@ -95,7 +95,7 @@ def digest_of_code(root: Path, method: str) -> str:
 def _with_imports(folder: Path, name: str) -> set[Path]:
     """The file of a method, and the method files that it imports directly or through others."""
     package = "fedcache.federate.methods"
-    seen: set[Path] = set()
+    seen = set()
     todo = [name]
     while todo:
         path = folder / f"{todo.pop()}.py"

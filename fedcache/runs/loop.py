@@ -811,7 +811,7 @@ def train_seeds(
     total = len(spec.seeds) * spec.rounds * len(runs)
     with piece_of_work(observer, f"training {configurations}{spec.method}", total, "rounds"):
         for seed in spec.seeds:
-            waiting: list[int] = []  # places of the runs that train this seed
+            waiting = []  # places of the runs that train this seed
             for place, run in enumerate(runs):
                 if run.restore_seed(seed):
                     run.events.replay(seed, run.done[seed].rounds)

@@ -165,7 +165,7 @@ def need_scheme(scheme: str | None, arguments: Mapping[str, Any]) -> tuple[str, 
     return chosen, given
 
 
-def save_partition(store: Store, made: Partition, name: str, *, replace: bool = False) -> None:
+def save_partition(store: Store, made: Partition, name: str, *, replace: bool) -> None:
     """Save a partition in its store. Nothing is saved in a published store.
 
     Raises UsageError if the name belongs to a partition with other rows, unless ``replace`` is true.

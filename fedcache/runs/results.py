@@ -16,7 +16,7 @@ from fedcache.extract.backbones.rows import PARAMETERS
 from fedcache.federate.engine.outcome import Evaluation, TrainingOutput
 from fedcache.federate.engine.simulated_time import TimingRule
 from fedcache.federate.partition.client_table import (
-    ClientRows,
+    Client,
     ClientTable,
     MatchedLists,
     NumberedNames,
@@ -179,7 +179,7 @@ def seed_result(
     confusion = None
     if evaluation.counts is not None:
         confusion = evaluation.counts.tolist()
-    seconds_of_rounds: list[float] = []
+    seconds_of_rounds = []
     test_rows = None
     partition = inputs.partitions[outcome.seed]
     if not secret:
@@ -259,7 +259,7 @@ def summarise(
     named: ClientColumns | None = clients
     names: list[str] | None = list(first.clients)
     classes_owned = clients.classes_owned
-    owned: dict[str, Any] = {"per_client": classes_owned.tolist()}
+    owned = {"per_client": classes_owned.tolist()}
     if len(first.clients) > CLIENTS_IN_RESULT:
         named = None
         names = None
@@ -370,7 +370,7 @@ def partition_facts(partition: Partition) -> dict[str, Any]:
 def partition_section(name: str | None, facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The partition of a run from the facts of its seeds; every seed has the scheme of the first."""
     digests = [of_seed["digest"] for of_seed in facts]
-    section: dict[str, Any] = {"name": name, **facts[0], "digests": digests}
+    section = {"name": name, **facts[0], "digests": digests}
     # Removed, because a result has this number as ``rows`` in its section ``validation``.
     section.pop("validation_rows", None)
     return section
@@ -569,7 +569,7 @@ MOST_SCORED = 1 << 21
 
 
 def count_test_rows(
-    evaluation: Evaluation, clients: Sequence[ClientRows], labels: Tensor
+    evaluation: Evaluation, clients: Sequence[Client], labels: Tensor
 ) -> TestRows | None:
     """The test rows of an evaluation; None if predictions were not kept, or above ``MOST_ROWS`` or ``MOST_SCORED``.
 

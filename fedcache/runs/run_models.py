@@ -155,7 +155,7 @@ class KeptModels:
         return None
 
     def wants(
-        self, method: str, accuracy: float | None, seeds: int, held_out: Sequence[str] = ()
+        self, method: str, accuracy: float | None, seeds: int, held_out: Sequence[str]
     ) -> bool:
         """Whether to write the model of a seed that has just ended. With several seeds, all models are written.
 

@@ -247,7 +247,7 @@ def choice_value(result: Mapping[str, Any], score: str = "own") -> float | None:
     return score_of(result, score).mean
 
 
-def validation_value(result: Mapping[str, Any], score: str = "own") -> float | None:
+def validation_value(result: Mapping[str, Any], score: str) -> float | None:
     """Accuracy on validation rows, mean over seeds, for a ``score`` of ``WORDS``; None without such rows.
 
     It is the primary metric if an earlier result does not have this score.

@@ -39,7 +39,7 @@ from fedcache.store.store import Store
 
 def _names_of_clients(train: TrainConfig) -> list[str]:
     """The names in ``--client-backbones``, in order; a name of several clients is repeated."""
-    names: list[str] = []
+    names = []
     for entry in train.client_backbones:
         names += entry.split("+")
     return names

@@ -379,7 +379,7 @@ def complete_array(
     *,
     extract: bool,
     observer: Observer,
-    stop: Stop | None,
+    stop: Stop,
 ) -> None:
     """Compute the missing chunks of an array.
 
@@ -447,7 +447,7 @@ def find_or_extract(
     *,
     extract: bool,
     observer: Observer,
-    stop: Stop | None = None,
+    stop: Stop,
 ) -> tuple[Store, float]:
     """The store to train on, and the seconds of the extraction that was run for it.
 

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from fedcache.config import is_store_address
 from fedcache.errors import MachineError, StoreError, UsageError
@@ -55,31 +55,6 @@ CAUSES = (
 """Causes of obstore's errors, in lower case. A message gives the first cause that the text of the error contains."""
 
 
-class ByteSource(Protocol):
-    """The objects of one store.
-
-    Names have ``/`` between their parts. For a missing object, ``get`` and ``get_range`` raise FileNotFoundError, and
-    ``size`` is None. Any other failure is a FedcacheError.
-    """
-
-    place: str  # as a user writes it: a folder or an address
-
-    def get(self, name: str) -> bytes:
-        """A whole object."""
-
-    def get_range(self, name: str, start: int, length: int) -> bytes:
-        """``length`` bytes from ``start``; fewer at the end of the object."""
-
-    def size(self, name: str) -> int | None:
-        """Bytes of an object; None for a missing object."""
-
-    def put(self, name: str, *parts: Buffer) -> None:
-        """Write an object, whole or not at all."""
-
-    def put_if_absent(self, name: str, *parts: Buffer) -> bool:
-        """Write an object unless there is one; returns whether it was written."""
-
-
 def open_source(place: str) -> ByteSource:
     """The source of a folder or an address. Raises MachineError without the extra ``remote``; UsageError."""
     if is_store_address(place):
@@ -88,18 +63,25 @@ def open_source(place: str) -> ByteSource:
 
 
 class FolderSource:
-    """A folder of this machine. Every object is a file, and a call that writes it returns when it is on the disk."""
+    """A folder of this machine. Every object is a file, and a call that writes it returns when it is on the disk.
+
+    Names have ``/`` between their parts. For a missing object, ``get`` and ``get_range`` raise FileNotFoundError, and
+    ``size`` is None. Any other failure is a FedcacheError.
+
+    Attributes:
+        place: as a user writes it: a folder or an address.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.place = str(folder)
 
     def get(self, name: str) -> bytes:
-        """See ``ByteSource``."""
+        """A whole object."""
         return self._read(name, lambda file: file.read())
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
-        """See ``ByteSource``."""
+        """``length`` bytes from ``start``; fewer at the end of the object."""
 
         def read(file: Any) -> bytes:
             file.seek(start)
@@ -123,21 +105,21 @@ class FolderSource:
             ) from error
 
     def size(self, name: str) -> int | None:
-        """See ``ByteSource``."""
+        """Bytes of an object; None for a missing object."""
         path = self.folder / name
         if path.is_file():
             return path.stat().st_size
         return None
 
     def put(self, name: str, *parts: Buffer) -> None:
-        """See ``ByteSource``."""
+        """Write an object, whole or not at all."""
         path = self.folder / name
         with explain_disk_errors(path, size_of(parts)):
             make_directories(path.parent)
             write_atomic(path, *parts)
 
     def put_if_absent(self, name: str, *parts: Buffer) -> bool:
-        """See ``ByteSource``."""
+        """Write an object unless there is one; returns whether it was written."""
         path = self.folder / name
         temporary = temporary_name(Path(name)).as_posix()
         self.put(temporary, *parts)
@@ -205,11 +187,11 @@ class RemoteSource:
             )
 
     def get(self, name: str) -> bytes:
-        """See ``ByteSource``."""
+        """See ``FolderSource``."""
         return self._tried(name, lambda: bytes(self._store.get(name).bytes()))
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
-        """See ``ByteSource``.
+        """See ``FolderSource``.
 
         A server without ranges sends the whole object, which is kept for the next range.
         """
@@ -240,19 +222,19 @@ class RemoteSource:
             return self._whole[1][start : start + length]
 
     def size(self, name: str) -> int | None:
-        """See ``ByteSource``."""
+        """See ``FolderSource``."""
         try:
             return int(self._tried(name, lambda: self._store.head(name)["size"]))
         except FileNotFoundError:
             return None
 
     def put(self, name: str, *parts: Buffer) -> None:
-        """See ``ByteSource``."""
+        """See ``FolderSource``."""
         raw = b"".join(parts)
         self._write(name, lambda: self._store.put(name, raw))
 
     def put_if_absent(self, name: str, *parts: Buffer) -> bool:
-        """See ``ByteSource``."""
+        """See ``FolderSource``."""
         raw = b"".join(parts)
 
         def write() -> bool:
@@ -304,6 +286,10 @@ class RemoteSource:
                     ) from error
             time.sleep(wait * random.uniform(0.5, 1.0))
         raise AssertionError("the last attempt returns or raises")
+
+
+ByteSource = FolderSource | RemoteSource
+"""The objects of one store."""
 
 
 def _allows_http(scheme: str) -> bool:

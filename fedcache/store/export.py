@@ -102,7 +102,7 @@ def _write_parquet(file: BinaryIO, rows: Exported) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    fields: dict[str, Any] = {"name": pa.array(rows.names)}
+    fields = {"name": pa.array(rows.names)}
     shapes = {}
     # pandas and polars show words, and nothing where a row has no label.
     words_of = {

@@ -138,7 +138,7 @@ def write_atomic(path: Path, *parts: Buffer) -> None:
 
 
 @contextmanager
-def written_whole(path: Path, needed: int = 0) -> Iterator[BinaryIO]:
+def written_whole(path: Path, needed: int) -> Iterator[BinaryIO]:
     """A file to write that replaces ``path`` when the block ends, and is removed if the block raises an error.
 
     The steps are: temporary file, fsync, rename, fsync of the directory. The temporary name starts with a dot and ends
@@ -159,7 +159,7 @@ def written_whole(path: Path, needed: int = 0) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def written_unnamed(path: Path, needed: int = 0) -> Iterator[BinaryIO]:
+def written_unnamed(path: Path, needed: int) -> Iterator[BinaryIO]:
     """As ``written_whole``, but a process that is killed while it writes leaves no file.
 
     The file has no name before it is complete (``O_TMPFILE`` of Linux). If the system or the file system has no such
@@ -566,7 +566,7 @@ def write_sealed(
 
 
 def sealed_bytes(
-    what: Mapping[str, Any], content: Any, tensors: Mapping[str, Tensor] | None = None
+    what: Mapping[str, Any], content: Any, tensors: Mapping[str, Tensor] | None
 ) -> bytes:
     """The bytes of a sealed file.
 
@@ -697,9 +697,7 @@ def read_sealed_lines(path: Path, first: bytes = b"") -> list[dict[str, Any]]:
     return found
 
 
-def write_sealed_lines(
-    path: Path, contents: Iterable[Mapping[str, Any]], first: bytes = b""
-) -> None:
+def write_sealed_lines(path: Path, contents: Iterable[Mapping[str, Any]], first: bytes) -> None:
     """Replace ``path`` by lines with these contents, whole or not at all."""
     lines = []
     before = first

@@ -331,7 +331,7 @@ def _claim(
         StoreError for a place with other files; UsageError if an earlier publication left the names of rows out and
         this one contains them.
     """
-    claim: dict[str, Any] = {
+    claim = {
         "kind": "publication of a fedcache store",
         "dataset": store.dataset["digest"],
         "manifest": sha256_hex(raw),

@@ -169,7 +169,7 @@ def _joined_splits(
         else:
             parts = [part if part is None else vector(part) for part in parts]
             joined[name] = joined_columns(parts, lengths)
-    unused: dict[str, Unread] = {}
+    unused = {}
     # Lists of class or domain names, and text features of the classes, belong to no rows, but are used.
     for name, values in without_split.items():
         lists_names = last_level(name) in (*CLASS_NAMES, "domains")

@@ -200,7 +200,7 @@ def joined_clients(path: Path, columns: Mapping[str, Any]) -> dict[str, Any]:
                 f"{path}: the client {client} has {found}, but the first client has {expected}.",
                 "Write the same columns for every client.",
             )
-    joined: dict[str, Any] = {}
+    joined = {}
     for name in names:
         parts = [columns[name_of[name]] for name_of in clients.values()]
         joined[name] = end_to_end(path, name, parts)

@@ -291,7 +291,7 @@ def _read_folder(path: Path) -> Found:
 
     Raises UsageError for another folder, with the names of its files.
     """
-    found: Found = {}
+    found = {}
     for name in ("img_emb", "text_emb"):
         files = _parts_of(path / name, ".npy")
         if files:

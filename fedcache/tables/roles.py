@@ -156,7 +156,7 @@ class ColumnChoice:
 
     def options(self) -> list[str]:
         """This choice as command-line options of ``ingest``."""
-        words: list[str] = []
+        words = []
         for item in fields(self):
             value = getattr(self, item.name)
             if value == item.default:
@@ -630,7 +630,7 @@ def features_of(
     floats.
     """
     keys = _feature_keys(path, raw, chosen)
-    found: dict[str, Any] = {}
+    found = {}
     for key in dict.fromkeys(keys):
         name = _backbone(path, key)
         values = raw[key]
@@ -806,9 +806,9 @@ def groups_of(
                 f"{where}: {name} is the {known_roles[name]} of each row, which every store already has.",
                 hint,
             )
-    groups: dict[str, Group] = {}
-    unused: dict[str, str] = {}
-    possible_groups: dict[str, Group] = {}
+    groups = {}
+    unused = {}
+    possible_groups = {}
     for key, values in raw.items():
         if chosen is None:
             skip = key in known_roles

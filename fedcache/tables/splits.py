@@ -98,7 +98,7 @@ def by_split(
     """
     tables: dict[str, dict[str, Held]] = {}
     without_split: dict[str, Held] = {}
-    unclear: list[str] = []
+    unclear = []
     for name, column in columns.items():
         base, word = split_of_name(name)
         table = without_split
@@ -221,7 +221,7 @@ def unused_flags(
 
     ``reason`` says how it is known. ``splits`` are the split codes [N] of the rows.
     """
-    found: dict[str, Unread] = {}
+    found = {}
     for key, column in raw.items():
         group = _values(column, count)
         is_flag = _FLAG.fullmatch(key) and key.lower() not in BESIDE_OTHERS
@@ -333,7 +333,7 @@ def _codes_of(
 def _flags(where: str, raw: Mapping[str, Any], groups: Sequence[str], count: int) -> FoundSplits:
     """The splits of columns of truth values, such as is_test and is_val."""
     flags: dict[str, NDArray[np.bool_]] = {}
-    meanings: dict[str, int] = {}
+    meanings = {}
     # Columns that count only if another column marks rows come last.
     for key in sorted(raw, key=lambda key: key.lower() in BESIDE_OTHERS):
         name = key.lower()

@@ -59,7 +59,7 @@ def without_blanks(where: Path | str, columns: Mapping[str, Held]) -> dict[str, 
 
     Raises UsageError if two columns have the same name without blanks.
     """
-    found: dict[str, Held] = {}
+    found = {}
     for name, column in columns.items():
         name = name.strip()
         if name in found:
@@ -332,7 +332,7 @@ class Words(Coded):
         a float or 64 bits would change stay words.
         """
         # Word -> the same word without surrounding blanks, for all words except those that mean a missing value.
-        numbers: dict[str, str] = {}
+        numbers = {}
         for word in self.words:
             bare = word.strip()
             if bare.lower() not in NO_NUMBER:
@@ -456,7 +456,7 @@ def objects_of(values: Sequence[Any]) -> Column:
     shape = (len(values),)
     if any(isinstance(value, list | tuple) for value in values):
         # Lists of one value, [N, 1], are read as [N].
-        single: list[Any] = []
+        single = []
         for value in values:
             if isinstance(value, list | tuple) and len(value) == 1:
                 single.append(value[0])

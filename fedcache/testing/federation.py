@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,19 +18,15 @@ from torch import Tensor
 from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.outcome import TrainingOutput
+from fedcache.federate.partition.client_table import Client
 from fedcache.testing.towers import SIDES, TinyTowers, as_images
 
 TINY = (6, 11, 1, 7)
 """Number of training rows of each client."""
 
 
-@dataclass(frozen=True)
-class TinyClient:
-    """A client: its name and the numbers of its rows in the features."""
-
-    name: str
-    train: np.ndarray  # int64
-    test: np.ndarray  # int64
+TinyClient = Client
+"""A client: its name and the numbers of its rows in the features."""
 
 
 def make_federation(

@@ -122,9 +122,7 @@ def has_sgd(method: Method) -> bool:
     return any(h.name == "opt" and "sgd" in h.choices for h in method.hparams)
 
 
-def trial_of(
-    method: Method, execution: str, settings: Mapping[str, Value] | None = None
-) -> Trial | None:
+def trial_of(method: Method, execution: str, settings: Mapping[str, Value] | None) -> Trial | None:
     """The method under that execution, with SGD if ``gram`` needs it; None if the execution cannot serve it."""
     if execution not in method.executions:
         return None

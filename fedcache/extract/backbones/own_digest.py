@@ -110,7 +110,7 @@ class ReachedObjects(ReachedCode):
         if isinstance(value, FunctionType):
             self._check_source(value, [value])
         found = super().describe(value)
-        around: list[Any] = []
+        around = []
         if isinstance(value, type):
             around = self._values_around(value)
         elif not isinstance(value, PLAIN):

@@ -165,7 +165,7 @@ def peek(spec: str, context: Context) -> tuple[str, str] | None:
     """
     memory = context.memory
     # In ``found``, a single spec has the name "".
-    found: dict[str, tuple[str, str]] = {}
+    found = {}
     parts = parts_of(spec)
     for name, member in (parts or {"": spec}).items():
         fact = _recall(memory, _key(member, context))

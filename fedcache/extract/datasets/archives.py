@@ -106,8 +106,8 @@ def list_zip(path: Path, *, capitals: bool = False) -> Entries:
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, EOFError) as error:
         raise _damaged(path, str(error), f"Check it: unzip -t {path}") from None
     _check_count(path, len(infos))
-    files: list[zipfile.ZipInfo] = []
-    methods: list[int] = []
+    files = []
+    methods = []
     for info in infos:
         # Only a zip from Unix (3) gives the type of a file; 0 is unknown.
         kind = 0

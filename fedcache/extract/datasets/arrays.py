@@ -368,7 +368,7 @@ def load_arrays(reading: Reading, rest: str, context: Context) -> Dataset:
     parts = []
     how = ""
     class_names = None
-    left_out: dict[str, Unread] = {}
+    left_out = {}
     if len(tables) > 1:
         # If names of columns give the split, the last table has the columns without a split, which belong to no rows.
         # Only class names among them are read.
@@ -441,7 +441,7 @@ def _part(
     images = arrays.pop(name)
     layout = reading.layout(images.shape, images.dtype, f"{path}, {name}")
     count = images.shape[0]
-    found: dict[str, Column] = {}
+    found = {}
     for column, array in arrays.items():
         found[column] = _column(array, count, f"{path}, {column}")
     names = columns.row_names(count, split)

@@ -121,7 +121,7 @@ def parse_rest(rest: str, kind: str) -> DatasetRequest:
         chosen = (behind_paths or marks)[0]
         place = rest[: chosen.start()]
         tail = rest[chosen.end() :]
-    found: dict[str, str] = {}
+    found = {}
     for piece in tail.split("&"):
         word, _, value = piece.partition("=")
         if word not in keys:
@@ -364,7 +364,7 @@ def dataset_of_rows(
     context: Context,
     mirror: bool = True,
     uid: NDArray[np.uint8] | None = None,
-    holds: str = IMAGES,
+    holds: str,
 ) -> Dataset:
     """The dataset of rows whose columns have roles, in the order of the rows' names; arguments as of ``assemble``.
 

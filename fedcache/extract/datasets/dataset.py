@@ -349,12 +349,12 @@ def join(spec: str, members: Mapping[str, Dataset]) -> Dataset:
             )
         _check_classes(first_name, first, name, member)
     domains: list[str] = []
-    names: list[str] = []
+    names = []
     labels = []
     domain_codes = []
     readings = []
-    unused: dict[str, str] = {}
-    may_be_labels: dict[str, int] = {}
+    unused = {}
+    may_be_labels = {}
     for name, member in members.items():
         readings.append(f"  {name} = {member.reading}")
         for column, why in member.unused.items():

@@ -70,7 +70,7 @@ class ImageList:
     def taken(self, rows: Sequence[int]) -> dict[str, Column]:
         """The columns, reduced to these rows."""
         at = np.array(rows, dtype=np.int64)
-        found: dict[str, Column] = {}
+        found = {}
         for name, column in self.columns.items():
             if isinstance(column, Words):
                 column = Words(column.codes[at], column.words)
@@ -80,7 +80,7 @@ class ImageList:
         return found
 
 
-def read_list(path: Path, path_column: str = "") -> ImageList:
+def read_list(path: Path, path_column: str) -> ImageList:
     """The list in a file, whose images are below the folder of the file; ``path_column`` is the column of paths.
 
     Raises UsageError for a wrong or repeated path, with its row, and if none of the images exists.
@@ -166,7 +166,7 @@ def parse_list(
         )
     # The first column that names an existing image is used; if no column does, the first of these possible columns.
     chosen = ""
-    paths: list[str] = []
+    paths = []
     for column in possible:
         found = [_spelt(str(value).strip(), exists, stems) for value in columns[column]]
         names_images = any(map(exists, found))
@@ -324,7 +324,7 @@ def listed_images(
     lengths: list[int] = []
     examples: list[str] = []
     listed_rows: list[int] = []
-    ignored: Counter[str] = Counter()
+    ignored = Counter[str]()
     for table, raw in tables.items():
         # Paths of a table are relative to its own folder, which is "" or ends with a slash.
         folder = table[: table.rfind("/") + 1]
@@ -376,7 +376,7 @@ def listed_images(
 
 def splits_of_folders(names: Sequence[str]) -> NDArray[np.uint8] | None:
     """The split of each image by its first folder that is named like a split; None if an image has no such folder."""
-    found: list[int] = []
+    found = []
     for name in names:
         folders = name.lower().split("/")[:-1]
         codes = [SPLIT_WORDS[folder] for folder in folders if folder in SPLIT_WORDS]

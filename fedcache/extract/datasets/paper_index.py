@@ -321,7 +321,7 @@ def _read_coop(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
         case _:
             raise damaged(path, "it does not contain the lists train, val and test")
     # Label -> CoOp's spelling of its class. They are compared at the end, when all labels have been read.
-    spelled: dict[int, str] = {}
+    spelled = {}
     for split in ("train", "val", "test"):
         for entry in content[split]:
             match entry:
@@ -448,10 +448,10 @@ def _read_arrays(place: FoundLayout) -> PaperIndex:
         if len(place.paper.domains) > 1:
             prefix = f"{place.paper.domains[domain]}/{prefix}"
         files.setdefault((prefix, split, domain), []).append((path, labels))
-    names: list[str] = []
+    names = []
     label: list[int] = []
-    domain_of: list[int] = []
-    split_of: list[int] = []
+    domain_of = []
+    split_of = []
     images = []
     counts = []
     # The prefixes are sorted, so the rows are sorted by name.

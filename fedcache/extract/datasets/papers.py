@@ -113,7 +113,7 @@ def load(rest: str, context: Context) -> Dataset:
 
 def miscounted(place: FoundLayout, rows: PaperIndex) -> list[tuple[str, int, int]]:
     """(what, published number, number found) of counts that differ; ``what`` is a split, domain or ``domain/split``."""
-    found: Counter[str] = Counter()
+    found = Counter[str]()
     for number, split in zip(rows.domain, rows.split, strict=True):
         domain = place.paper.domains[number]
         word = SPLIT_NAMES[split]
@@ -135,7 +135,7 @@ def info(name: str, context: Context) -> dict[str, Any]:
     found = ""
     if place is not None:
         found = place.layout.name
-    counted: set[str] = set()
+    counted = set()
     layouts = []
     for layout in entry.layouts:
         counted |= {what.split("/")[-1] for what in layout.counts}

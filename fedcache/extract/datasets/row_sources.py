@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,17 +71,6 @@ class Layout:
         return f"{size[0]} x {size[1]} {channels}"
 
 
-class RowLayout(Protocol):
-    """Converts a row as it is in the file to an image, or to a row for an encoder of rows. Picklable."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of a row in the file, in bytes."""
-
-    def image(self, row: NDArray[Any]) -> NDArray[Any]:
-        """The image, or the row of numbers; raises ``BadImage``."""
-
-
 @dataclass(frozen=True)
 class NumbersLayout:
     """Layout of rows of numbers that an encoder receives unchanged, but in the byte order of this machine."""
@@ -105,6 +94,10 @@ class NumbersLayout:
     def __str__(self) -> str:
         dtype = self.dtype.newbyteorder("=")
         return f"{dtype} {list(self.row)}"
+
+
+RowLayout = Layout | NumbersLayout
+"""Converts a row as it is in the file to an image, or to a row for an encoder of rows."""
 
 
 def numbers_of(shape: Sequence[int], dtype: np.dtype[Any], where: str) -> NumbersLayout:
@@ -209,17 +202,6 @@ class Packed:
             return archive.open(self.member)
 
 
-class RowBlocks(Protocol):
-    """Reader of a compressed file, one block at a time. Picklable."""
-
-    @property
-    def rows(self) -> int:
-        """Rows of a block; the last block may have fewer."""
-
-    def block(self, number: int) -> NDArray[np.uint8]:
-        """A block [n, ...]; raises ``BadImage``."""
-
-
 class PackedBlocks(Reopened):
     """Reader of blocks of rows from a compressed stream."""
 
@@ -311,7 +293,7 @@ class H5Blocks(Reopened):
 class BlockRows(Reopened):
     """Rows that are read in blocks; the last few blocks are kept in memory."""
 
-    def __init__(self, blocks: RowBlocks, layout: RowLayout) -> None:
+    def __init__(self, blocks: PackedBlocks | H5Blocks, layout: RowLayout) -> None:
         self.blocks = blocks
         self.layout = layout
         self._kept: dict[int, NDArray[Any] | BadImage] = {}

@@ -192,8 +192,8 @@ class TextSource(Reopened):
 def _read_texts(path: Path, stamp: tuple[int, int], column: str) -> _JoinedTexts:
     """All texts of a column. Raises MachineError if the file has changed or gone, UsageError if texts are too large."""
     os.close(open_as_listed(path, stamp))  # raises when it has changed or gone
-    pieces: list[bytes] = []
-    lengths: list[NDArray[np.int64]] = []
+    pieces = []
+    lengths = []
     size = 0
     with _explained(path):
         table = TABLES[ending_of(path)](path)

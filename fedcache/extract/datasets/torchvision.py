@@ -99,7 +99,7 @@ def load(rest: str, context: Context) -> Dataset:
     lengths = [len(part) for part in source.parts]
     width = max(5, len(str(max(lengths))))
     codes = [code for _, code in splits]
-    names: list[str] = []
+    names = []
     for code, length in zip(codes, lengths, strict=True):
         names += [f"{SPLIT_NAMES[code]}/{row:0{width}d}" for row in range(length)]
     label, classes = _labels(entry, source, facts, context)

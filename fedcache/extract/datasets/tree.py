@@ -143,9 +143,9 @@ def scan(path: Path, within: Path | None, endings: frozenset[str] = EXTENSIONS) 
 
     Raises MachineError for an unreadable folder, CorruptionError for an archive.
     """
-    ignored: Counter[str] = Counter()
+    ignored = Counter[str]()
     entries = None
-    names: list[str] = []
+    names = []
     if path.is_dir():
         for relative, info in _walk(path, ignored, within):
             if info is not None and not stat.S_ISREG(info.st_mode):

@@ -81,10 +81,10 @@ def load(rest: str, context: Context) -> Dataset:
     request = columns.parse_rest(rest, "webdataset")
     facts = key(rest, context)
     top, paths = _shards(request.place, context)
-    unused: Counter[str] = Counter()  # ending -> number of files that are not used
+    unused = Counter[str]()  # ending -> number of files that are not used
     shards = [_read_shard(top, path, request, unused) for path in paths]
     with_split = [shard for shard in shards if shard.split is not None]
-    left_out: list[str] = []
+    left_out = []
     if with_split:
         left_out = [shard.name for shard in shards if shard.split is None]
     columns.refuse_without_training(top, [shard.split for shard in with_split], left_out)
@@ -157,7 +157,7 @@ def _shards(place: str, context: Context) -> tuple[Path, list[Path]]:
 def _expand(pattern: str) -> Iterator[str]:
     """All texts of a pattern such as ``a-{00..02}.tar`` or ``{a,b}.tar``. Raises UsageError for too many."""
     # The alternatives for each piece of the pattern; a piece of fixed text has only one.
-    pieces: list[list[str]] = []
+    pieces = []
     last = 0
     total = 1
     for match in _RANGE.finditer(pattern):
@@ -377,8 +377,8 @@ def _by_folder(shards: Sequence[_Shard]) -> list[_Shard]:
 
 def _rows(shards: Sequence[_Shard]) -> TableRows:
     """The rows of the shards of a split."""
-    fields: list[Mapping[str, Any]] = []
-    names: list[str] = []
+    fields = []
+    names = []
     sources = []
     lengths = []
     for shard in shards:
@@ -388,9 +388,9 @@ def _rows(shards: Sequence[_Shard]) -> TableRows:
         sources.append(archives.ArchiveSource(shard.entries))
         lengths.append(len(shard.keys))
     found = columns.columns_of_records(fields)
-    left_out: dict[str, Unread] = {}
+    left_out = {}
     for ending in dict.fromkeys(ending for shard in shards for ending in shard.texts):
-        texts: list[str | None] = []
+        texts = []
         for shard in shards:
             texts += shard.texts.get(ending, [None] * len(shard.keys))
         if ending in found:

@@ -91,7 +91,7 @@ def locate_store(
     home: Home,
     *,
     path: Path | str | None = None,
-    dataset: str | None = None,
+    dataset: str | None,
     observer: Observer | None = None,
 ) -> Path | None:
     """The store of ``--store``, else of ``--dataset``, else of fedcache.toml, else the last one; None without a store.
@@ -199,7 +199,7 @@ def need_path(
     home: Home,
     *,
     path: Path | str | None = None,
-    dataset: str | None = None,
+    dataset: str | None,
     observer: Observer | None = None,
 ) -> Path:
     """As ``locate_store``, but raises StoreError, with the command that makes a store, if there is none."""
@@ -317,7 +317,7 @@ def no_store_remembered(home: Home) -> FedcacheError | None:
 def need_store(
     home: Home,
     *,
-    path: Path | str | None = None,
+    path: Path | str | None,
     dataset: str | None = None,
     observer: Observer | None = None,
     part: bool = False,

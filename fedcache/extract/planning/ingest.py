@@ -122,12 +122,12 @@ def ingest_file(
     home: Home,
     file: Path,
     name: str,
-    path: Path | None = None,
+    path: Path | None,
     *,
-    replace: bool = False,
-    choice: ColumnChoice | None = None,
-    drop_nan: bool = False,
-    observer: Observer | None = None,
+    replace: bool,
+    choice: ColumnChoice,
+    drop_nan: bool,
+    observer: Observer | None,
 ) -> Ingested:
     """Write a file of embeddings into a store, which becomes the default store of later commands.
 
@@ -141,7 +141,6 @@ def ingest_file(
     """
     observer = observer or Silent()
     slug = usable_name(name)
-    choice = choice or ColumnChoice()
     words = ["fedcache", "ingest", str(file), "--name", name]
     if path:
         words += ["--store", str(path)]

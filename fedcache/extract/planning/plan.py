@@ -101,9 +101,9 @@ def plan(
     for name in given:
         if not name.startswith(PREFIXES):
             registry.lookup(name)
-    planned: list[PlannedArray] = []
-    skipped: list[str] = []
-    missing: list[MachineError] = []
+    planned = []
+    skipped = []
+    missing = []
     # Recipes are checked before any weights are looked for, hence with empty ``Weights``.
     for backbone in wanted:
         backbone.accepts(recipe_of(backbone, Weights(None, "", ""), config))
@@ -259,7 +259,7 @@ def recipe_of(backbone: Backbone, weights: Weights, config: ExtractConfig) -> Re
 
     ``--recipe key=value`` applies to every backbone, ``--recipe NAME:key=value`` to one.
     """
-    changes: dict[str, str] = {}
+    changes = {}
     if config.size is not None:
         changes["size"] = str(config.size)
     if config.views != 1:

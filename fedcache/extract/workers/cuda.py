@@ -44,16 +44,14 @@ def _event(*, timing: bool = False) -> torch.cuda.Event:
     """An event of a stream, with the time at which it happened if ``timing``."""
     import torch
 
-    event: torch.cuda.Event = torch.cuda.Event(enable_timing=timing)  # type: ignore[no-untyped-call]
-    return event
+    return torch.cuda.Event(enable_timing=timing)  # type: ignore[no-untyped-call]
 
 
 def _stream(device: torch.device) -> torch.cuda.Stream:
     """A stream of a device."""
     import torch
 
-    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    return stream
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 class StagingBuffers:
@@ -129,7 +127,7 @@ class CudaStages:
         import torch
 
         batch = self.runner.settings.batch
-        seconds_per_image: dict[str, float] = {}
+        seconds_per_image = {}
         for key, job in self.runner.jobs.items():
             side = job.recipe.size
             if job.backbone.reads != IMAGES or not side:

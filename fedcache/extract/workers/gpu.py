@@ -107,8 +107,8 @@ class DeviceLine:
         self.slots = slots
         self.closed = False  # true after ``close``: batches pass without any work
         self.room = threading.Semaphore(HELD)
-        to_run: SimpleQueue[BatchUnderWay | None] = SimpleQueue()
-        to_fetch: SimpleQueue[BatchUnderWay | None] = SimpleQueue()
+        to_run = SimpleQueue[BatchUnderWay | None]()
+        to_fetch = SimpleQueue[BatchUnderWay | None]()
         stages = [
             partial(self._stage, self._next_decoded, self._load, to_run),
             partial(self._stage, to_run.get, self._run, to_fetch),
@@ -228,7 +228,7 @@ class GpuFeeder(BatchWorkers):
         self.runner = runners[0]
         self.slots = Slots(self.depth, batch_bytes)
         self.pool = WorkerProcesses(workers, init_decoder, self.slots.address, stop)
-        self.decoded: SimpleQueue[BatchUnderWay | None] = SimpleQueue()
+        self.decoded = SimpleQueue[BatchUnderWay | None]()
         self.lines: list[DeviceLine] = []
         try:
             for runner in runners:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -268,7 +268,7 @@ def run_batches(
     CorruptionError as soon as more than ``max_bad`` images are bad; MachineError when a worker died, StoppedError when
     it died of a signal that asked to stop.
     """
-    queue: Iterator[BatchTask] = iter(tasks)
+    queue = iter(tasks)
     waiting: dict[Future[Any], BatchTask] = {}
     begun: set[tuple[str, int]] = set()  # chunks with a batch that was submitted
     next_task = next(queue, None)

@@ -42,7 +42,7 @@ class OpenSlots:
 
     def put(self, slot: int, inputs: Mapping[Any, Any]) -> Inputs:
         """Copy uint8 arrays into a slot; returns the inputs, with ``Placed`` instead of each array that fits."""
-        placed: Inputs = {}
+        placed = {}
         used = 0
         for key, images in inputs.items():
             placed[key] = images
@@ -58,7 +58,7 @@ class OpenSlots:
 
     def get(self, slot: int, placed: Mapping[Any, Any]) -> Inputs:
         """The inputs of a slot; arrays are views of its memory, which the next batch overwrites."""
-        inputs: Inputs = {}
+        inputs = {}
         for key, value in placed.items():
             inputs[key] = value
             if isinstance(value, Placed):
@@ -81,7 +81,7 @@ class Slots(OpenSlots):
         self._file = os.memfd_create("fedcache-batches")
         os.ftruncate(self._file, self.size)
         super().__init__(mmap.mmap(self._file, self.size), slot_bytes)
-        self._free: SimpleQueue[int] = SimpleQueue()
+        self._free = SimpleQueue[int]()
         for slot in range(count):
             self._free.put(slot)
 

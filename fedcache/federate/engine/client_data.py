@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedcache.errors import FederatedRunError, InternalError, StoreError, unknown
-from fedcache.federate.partition.client_table import ClientRows, all_train_rows
 from fedcache.store.files import explain_disk_errors, make_private, memory_limit
 from fedcache.store.reader import Reader, map_rows, mapped_bytes
 
@@ -90,19 +89,8 @@ class Scaling:
             rows[...] = (rows - self.mean) / self.scale
 
 
-class Blocks(Protocol):
-    """Features that are read in blocks of rows, such as a store's array; ``store.reader.Reader`` is one."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(N, V, D)."""
-
-    def blocks(self) -> Iterator[tuple[int, np.ndarray]]:
-        """(first row, rows [n, V, D]) in order."""
-
-
 def prepare_features(
-    features: Sequence[np.ndarray | Blocks],
+    features: Sequence[np.ndarray | Reader],
     feat_post: str,
     train: np.ndarray | None = None,
     *,
@@ -179,7 +167,7 @@ def prepare_features(
     return torch.from_numpy(out), scaling
 
 
-def _blocks_of(part: np.ndarray | Blocks) -> Iterator[tuple[int, np.ndarray]]:
+def _blocks_of(part: np.ndarray | Reader) -> Iterator[tuple[int, np.ndarray]]:
     if isinstance(part, np.ndarray):
         return iter([(0, part)])
     return part.blocks()
@@ -606,17 +594,6 @@ class FeatureColumns:
             parts = [self._x[:][..., first:end] for first, end in ranges]
             self._cuts[ranges] = torch.cat(parts, -1)
         return self._cuts[ranges]
-
-
-class AllClients:
-    """Every client's training rows as one client, for methods that are not federated."""
-
-    name = "all"
-
-    def __init__(self, clients: Sequence[ClientRows]) -> None:
-        # Sorted, so that a centralised run depends neither on the partition nor on the order of clients.
-        self.train = np.sort(all_train_rows(clients))
-        self.test = np.empty(0, np.int64)
 
 
 def stack_clients(

@@ -277,8 +277,8 @@ class ClientRng:
             client = self.clients[0]
         key = ("init", self.seed, purpose, client, self.axes, self.dtype, self.device)
         fresh = replace(self, memo=None).uniform(purpose, independent=independent)
-        shapes: list[tuple[int, ...]] = []
-        pending: list[tuple[int, ...]] = []
+        shapes = []
+        pending = []
 
         def draw(shape: tuple[int, ...]) -> Tensor:
             # Shapes drawn so far are part of the key. A draw from the cache does not advance the stream, so ``make``

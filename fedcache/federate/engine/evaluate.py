@@ -24,7 +24,7 @@ from fedcache.federate.engine.outcome import (
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.execution.gram_states import same_outline
 from fedcache.federate.execution.grid_batch import stacked_trees
-from fedcache.federate.partition.client_table import ClientRows, ClientTable, RowLists
+from fedcache.federate.partition.client_table import Client, ClientTable, RowLists
 from fedcache.heads.linear import Tree
 
 # Accuracy over all test rows of all clients together, one definition for all methods (D-89).
@@ -106,7 +106,7 @@ def predict_rows(
     return out
 
 
-def evaluate_global(scores: Scores, data: Data, clients: Sequence[ClientRows]) -> Evaluation:
+def evaluate_global(scores: Scores, data: Data, clients: Sequence[Client]) -> Evaluation:
     """One model on every client's test rows; a row that several clients hold is predicted once."""
     table = ClientTable.tests_only(clients)
     # Every row is predicted once; then each client's accuracy follows from the rows it is tested on.
@@ -143,7 +143,7 @@ class StackedModels:
 def evaluate_personal(
     model: Callable[[int], Scores | None],
     data: Data,
-    clients: Sequence[ClientRows],
+    clients: Sequence[Client],
     *,
     together: Callable[[Sequence[int]], StackedModels | None] = lambda _clients: None,
     everywhere: bool = False,
@@ -384,7 +384,7 @@ def _scored_on(
     job: RunState,
     down: Tree,
     global_model: DeployedModel | None,
-    clients: Sequence[ClientRows],
+    clients: Sequence[Client],
     chosen: Sequence[int] | None,
 ) -> Evaluation:
     """Scores of the global model, or of the clients' models, on the test rows of ``clients``."""
@@ -422,7 +422,7 @@ def _scored_on(
 
 
 def models_together(
-    job: RunState, down: Tree, clients: Sequence[int], tests: Sequence[ClientRows]
+    job: RunState, down: Tree, clients: Sequence[int], tests: Sequence[Client]
 ) -> StackedModels | None:
     """The different models of several clients, with a client axis; None if they cannot be stacked.
 
@@ -435,7 +435,7 @@ def models_together(
         return None
     # The different models of these clients; clients that never took part usually share one.
     trees: list[Tree] = []
-    first: list[int] = []  # the first client with each model
+    first = []  # the first client with each model
     which = np.empty(len(clients), np.int64)
     fresh = -1  # number of the model of clients that never took part
     for i, client in enumerate(clients):
@@ -482,7 +482,7 @@ def deployed_model(
     job: RunState,
     client: int | None,
     down: Tree | None = None,
-    tests: Sequence[ClientRows] | None = None,
+    tests: Sequence[Client] | None = None,
 ) -> DeployedModel:
     """The model that a run deploys now for one client with training rows, or its one global model (``client`` None).
 
@@ -521,7 +521,7 @@ def _deploy(job: RunState, down: Tree, state: Tree, client: int | None, ctx: Ctx
 # The accuracy without any training, for methods that start from class texts.
 
 
-def zero_shot_accuracy(job: RunState, chosen: Sequence[int] | None = None) -> float | None:
+def zero_shot_accuracy(job: RunState, chosen: Sequence[int] | None) -> float | None:
     """Accuracy (a fraction) of the zero-shot classifier on the same rows on which the method is scored.
 
     For personal models that are scored on their own test rows it is the mean over clients. For other models it is the

@@ -63,7 +63,7 @@ def opt_names(names: Sequence[str], ctx: Ctx) -> tuple[str, ...]:
 def opt_init(p: Tree, names: Sequence[str], ctx: Ctx) -> Tree:
     """Fresh optimiser state for ``names`` of ``p``: zeros, and one step count per client."""
     core = len(ctx.lead)
-    state: Tree = {}
+    state = {}
     for name in opt_names(names, ctx):
         if name == "opt/t":
             state[name] = torch.zeros(ctx.lead, dtype=torch.float32, device=ctx.env.device)

@@ -22,7 +22,7 @@ from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.method import Method
 from fedcache.federate.partition.client_table import (
-    ClientRows,
+    Client,
     all_train_rows,
     blocks_within,
     sorted_once,
@@ -158,7 +158,7 @@ ROWS_AT_ONCE = 1 << 18
 """Approximate number of rows whose classes are counted in one call."""
 
 
-def classes_of_clients(label: np.ndarray, clients: Sequence[ClientRows]) -> np.ndarray:
+def classes_of_clients(label: np.ndarray, clients: Sequence[Client]) -> np.ndarray:
     """int64 [M]: ``classes_owned`` of every client; ``label`` [N] has the labels of all rows."""
     rows = all_train_rows(clients)
     sizes = train_sizes(clients)

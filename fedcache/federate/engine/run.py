@@ -50,7 +50,7 @@ from fedcache.federate.execution.memory_estimate import (
     states_in_file,
 )
 from fedcache.federate.execution.state_table import StateTable
-from fedcache.federate.partition.client_table import ClientRows, NumberedNames, names_of
+from fedcache.federate.partition.client_table import Client, NumberedNames, names_of
 from fedcache.federate.trust.pipeline import TrustPolicy
 from fedcache.plugins import find, offer, plugins
 from fedcache.process import usual_torch_state
@@ -143,7 +143,7 @@ class TrainingRun:
 
     method: Method  # from ``METHODS``, or a user's own
     data: Data  # features, labels, text; on the device that computes
-    clients: Sequence[ClientRows]  # names and rows; names are unique and key the random draws
+    clients: Sequence[Client]  # names and rows; names are unique and key the random draws
     rounds: int = 1  # total, counted from the first start; one-shot methods take one
     # Clients per round: None for all, an int for a number, a float for a share.
     participation: int | float | None = None
@@ -258,7 +258,7 @@ def run_points(
     cache = shared or GridCache()
     spec = replace(spec, data=cache.cast(spec.data, spec.dtype))
     table_paths: Sequence[Path | None] = tables or [None] * len(hps)
-    jobs: list[RunState] = []
+    jobs = []
     records: list[list[RoundRecord]] = []
     with ExitStack() as opened:
         for hp, state, table in zip(hps, snapshots, table_paths, strict=True):
@@ -278,7 +278,7 @@ def run_points(
         if not jobs[0].trust.plain:
             # Checks, attacks and privacy need the uploads of one run by themselves.
             chosen = replace(chosen, points=1)
-        outcomes: list[TrainingOutput | FedcacheError] = []
+        outcomes = []
         for start in range(0, len(jobs), chosen.points):
             points = slice(start, start + chosen.points)
             part = jobs[points]
@@ -396,7 +396,7 @@ def _run(
                 continue
             scored[g] = None  # scores of an earlier round are outdated
             accuracy = None
-            diagnostics: dict[str, float] = {}
+            diagnostics = {}
             due = spec.eval_every > 0 and round_number % spec.eval_every == 0
             if due or round_number == spec.rounds:
                 evaluation = score_job(job, chosen)
@@ -436,9 +436,7 @@ def _run(
     return [ended(g, job) for g, job in enumerate(jobs)]
 
 
-def _check(
-    method: Method, hp: Mapping[str, Value], clients: Sequence[ClientRows], rounds: int
-) -> None:
+def _check(method: Method, hp: Mapping[str, Value], clients: Sequence[Client], rounds: int) -> None:
     for key in hp:
         method.hparam(key)
     missing = sorted({h.name for h in method.hparams} - set(hp))

@@ -21,7 +21,6 @@ from torch import Tensor
 from fedcache.errors import FederatedRunError, StoreError, UsageError
 from fedcache.federate.engine.client_data import (
     SHARED_SUMS,
-    AllClients,
     ClientData,
     Data,
     FeatureColumns,
@@ -47,7 +46,7 @@ from fedcache.federate.engine.outcome import RoundTraffic, Traffic, itemsize
 from fedcache.federate.engine.sampling import UNIFORM, ClientSampler, Participation, SamplingRule
 from fedcache.federate.execution.gram_states import ClientStates
 from fedcache.federate.partition.client_table import (
-    ClientRows,
+    Client,
     all_train_rows,
     names_of,
     sorted_once,
@@ -82,7 +81,7 @@ from fedcache.heads.linear import Tree
 
 
 def eligible_clients(
-    method: Method, hp: Hp, clients: Sequence[ClientRows], public: int, trust: TrustPolicy
+    method: Method, hp: Hp, clients: Sequence[Client], public: int, trust: TrustPolicy
 ) -> tuple[np.ndarray, list[str]]:
     """Numbers (int64, ascending) of the clients with enough rows to train and not too many, and warnings.
 
@@ -180,7 +179,7 @@ def mean_length(x: Features, rows: np.ndarray) -> float:
     return total / max(1, len(rows))
 
 
-def mean_training_length(x: Features, clients: Sequence[ClientRows], cache: LruCache) -> float:
+def mean_training_length(x: Features, clients: Sequence[Client], cache: LruCache) -> float:
     """``mean_length`` of all clients' training rows, computed once for the points of a grid that share ``cache``.
 
     Rows are added in the order of the matrix, so the number does not depend on the partition.
@@ -209,7 +208,7 @@ class RunState:
         method: Method,
         hp: Hp,
         data: Data,
-        clients: Sequence[ClientRows],
+        clients: Sequence[Client],
         seed: int,
         dtype: torch.dtype,
         overrides: Mapping[int, ClientOverrides] | None = None,
@@ -235,7 +234,10 @@ class RunState:
         self.clients = clients
         self.training_clients = clients
         if method.central:
-            self.training_clients = [AllClients(clients)]
+            # All rows are those of one client. They are sorted, so that the run depends neither on the partition nor on
+            # the order of clients.
+            rows = np.sort(all_train_rows(clients))
+            self.training_clients = [Client("all", rows, np.empty(0, np.int64))]
         text = data.text
         if text is not None:
             text = text.to(data.x.device, dtype)
@@ -387,7 +389,7 @@ class RunState:
         return np.asarray(self.training_clients[client].train, np.int64)
 
     def rows(
-        self, ids: Sequence[int], axes: int, *, tests: Sequence[ClientRows] | None = None
+        self, ids: Sequence[int], axes: int, *, tests: Sequence[Client] | None = None
     ) -> ClientData:
         """The training rows of some clients, or their test rows in ``tests``; chunks of clients are cached."""
         if axes and tests is None and not self.overrides:
@@ -396,7 +398,7 @@ class RunState:
         return self._rows(ids, axes, tests)
 
     def _rows(
-        self, ids: Sequence[int], axes: int, tests: Sequence[ClientRows] | None = None
+        self, ids: Sequence[int], axes: int, tests: Sequence[Client] | None = None
     ) -> ClientData:
         if tests is None:
             rows = [self.train_rows(i) for i in ids]
@@ -539,7 +541,7 @@ class RunState:
         except (KeyError, IndexError, RuntimeError, AttributeError):
             if self.trust.plain:
                 raise  # a plain policy has validated the upload by now
-            tensors: Tree = {}
+            tensors = {}
             if isinstance(up, dict):
                 tensors = {k: t for k, t in up.items() if isinstance(t, Tensor)}
             scalars = sum(t.numel() for t in tensors.values())
@@ -576,7 +578,7 @@ class RunState:
         rejected = {r.client for r in pipeline.rejected}
         ids = [c for c in ids if c not in rejected]
         failure = None
-        too_large: dict[str, float] = {}
+        too_large = {}
         try:
             made = self.next_server(pooled, ids)
             too_large = self._too_large(made)

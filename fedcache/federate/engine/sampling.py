@@ -127,7 +127,7 @@ def values_of_clients(
         if isinstance(error, FileNotFoundError):
             why = "the file does not exist"
         raise UsageError(f"{here}: {why}.", example) from error
-    header: list[str] = []
+    header = []
     if lines:
         header = [word.strip() for word in lines[0]]
     if header != list(columns):
@@ -498,8 +498,7 @@ class ClientSampler:
     @cached_property
     def _cumulative_rows(self) -> np.ndarray:
         """float64: cumulative sum of the rows of the clients that can train, by name."""
-        cumulative: np.ndarray = np.cumsum(self._rows[self.by_name])
-        return cumulative
+        return np.cumsum(self._rows[self.by_name])
 
     def _available(self, round_: int) -> np.ndarray:
         """int64, by name: the clients that can train and are available in a round."""

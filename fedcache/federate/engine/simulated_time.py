@@ -211,7 +211,7 @@ class Schedule:
             begun since the last step.
         """
         arrived: dict[int, int] = {}
-        began: list[int] = []
+        began = []
         draws = 0
         while len(arrived) < (self.rule.buffer or 0):
             # First finished clients send their updates, then new clients begin, and then time passes.

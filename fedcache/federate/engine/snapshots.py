@@ -95,7 +95,7 @@ def resume_job(job: RunState, state: Snapshot, table: Path | None = None) -> lis
             )
     # Tensors are copied to the run's device, so that the snapshot shares no memory with the run. Tensors under other
     # names are read by ``StateTable``, ``TimedRun.take_up`` and ``gram_states.restore``.
-    server: Tree = {}
+    server = {}
     states: dict[int, Tree] = {int(c): {} for c in state.meta["entered"]}
     for key, t in state.tensors.items():
         owner, name = key.split("/", 1)

@@ -180,7 +180,7 @@ class Sequential(Executor):
 
     def _fit(self, point: RunState, ids: Sequence[int], down: Tree) -> tuple[Tree, Sent]:
         pipeline = point.upload_pipeline(ids, down, self.batch.participation)
-        sent: Sent = []
+        sent = []
         for group, up in self.uploads(point, down, list(groups_of(point, ids))):
             if len(group) > 1 and pipeline.add_together(up, group):
                 sent += [point.upload_size(up)] * len(group)
@@ -248,14 +248,14 @@ def timed_round(executor: Executor) -> tuple[tuple[int, ...], list[RoundTraffic 
         participation = executor.batch.participation
         drawn = first.sampler.drawn(round_, participation)
         took_part = tuple(first.sample(participation))
-        traffics: list[RoundTraffic | None] = executor.train_round()
+        traffics = executor.train_round()
         first.schedule.wait(drawn, round_)
         return took_part, traffics
     groups = first.begin_step()
     for point in points[1:]:
         point.join_step(first)
     # Clients that started from the same model are computed as one round, with the broadcast and draws of that round.
-    arrived: list[int] = []
+    arrived = []
     for version, ids in groups.items():
         for point in points:
             point.round = version  # draws are keyed by the round

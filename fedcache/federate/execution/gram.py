@@ -297,7 +297,7 @@ class Gram(Batched):
         rest = {n: t for n, t in up.items() if n not in maps}
         # Averaged maps: one product converts their weighted sum, and no client's map is computed.
         # Stacked maps: every client's map is computed.
-        each: dict[str, list[Tensor]] = {}
+        each = {}
         for name, W in maps.items():
             if pipeline.rule(name) == "stack":
                 each[name] = frame.each(W)

@@ -303,7 +303,7 @@ class ClientStates(MutableMapping[int, Tree]):
 
 def stored(states: ClientStates) -> Tree:
     """Coordinates and bases, which a snapshot has in addition to tensors, so that a resumed run has the same bits."""
-    out: Tree = {}
+    out = {}
     for client, kept in states.kept.items():
         for name, t in kept.coords.items():
             out[f"coords/{client}/{name}"] = t.clone()

@@ -166,7 +166,7 @@ class GridBatch:
         The tensors are views of one tensor of all these clients.
         """
         first = self.points[0]
-        state: Tree = {}
+        state = {}
         if new:
             state = first.method.enter(down, first.rows(new, self.axes), self.ctx(new))
         if not state:
@@ -347,7 +347,7 @@ def own_part(t: Tensor, axis: int, position: int) -> Tensor:
 
 def pad_stack(trees: Sequence[Tree]) -> Tree:
     """One tree per client, without leading axes -> one tree with a client axis; ``rows/`` tensors are padded."""
-    out: Tree = {}
+    out = {}
     for name in trees[0]:
         parts = [tree[name] for tree in trees]
         if name.startswith("rows/"):

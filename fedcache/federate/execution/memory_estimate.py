@@ -85,8 +85,7 @@ class Load:
 
     def dual_rows(self) -> np.ndarray:
         """Rows of the clients for which ``gram`` needs less work: at most half as many as features."""
-        few: np.ndarray = self.rows[2 * self.rows <= self.width]
-        return few
+        return self.rows[2 * self.rows <= self.width]
 
     def worth(self, epochs: int) -> int:
         """Rows of the clients for which ``gram`` is faster than ``batched``.

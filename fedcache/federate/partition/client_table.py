@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Protocol, TypeVar, overload
+from typing import TypeVar, overload
 
 import numpy as np
 
@@ -237,8 +237,7 @@ def sorted_once(values: np.ndarray) -> np.ndarray:
     ordered = np.sort(values)
     is_repeat = np.zeros(len(ordered), bool)
     is_repeat[1:] = ordered[1:] == ordered[:-1]
-    kept: np.ndarray = ordered[~is_repeat]
-    return kept
+    return ordered[~is_repeat]
 
 
 def is_among(values: np.ndarray, others: np.ndarray) -> np.ndarray:
@@ -287,22 +286,6 @@ class NumberedNames(LazySequence[str]):
         return tuple(names)
 
 
-class ClientRows(Protocol):
-    """Which rows a client holds; ``Client`` is one."""
-
-    @property
-    def name(self) -> str:
-        """Unique name; the key of the client's random streams."""
-
-    @property
-    def train(self) -> np.ndarray:
-        """int64 rows it trains on."""
-
-    @property
-    def test(self) -> np.ndarray:
-        """int64 rows its deployed model is scored on."""
-
-
 @dataclass(frozen=True, eq=False)
 class Client:
     """One client's rows of the store."""
@@ -349,7 +332,7 @@ class ClientTable(LazySequence[Client]):
 
     @classmethod
     def of(
-        cls, clients: Sequence[ClientRows], common: np.ndarray, validation: Validation | None = None
+        cls, clients: Sequence[Client], common: np.ndarray, validation: Validation | None = None
     ) -> ClientTable:
         """The table of single clients; those tested on the rows of ``common`` share it."""
         if isinstance(clients, ClientTable) and clients.common is common:
@@ -360,7 +343,7 @@ class ClientTable(LazySequence[Client]):
         return cls.dealt(names, train, common, tests, validation)
 
     @classmethod
-    def tests_only(cls, clients: Sequence[ClientRows]) -> ClientTable:
+    def tests_only(cls, clients: Sequence[Client]) -> ClientTable:
         """The clients as a table for scoring; single clients become a table without shared test rows."""
         if isinstance(clients, ClientTable):
             return clients
@@ -416,8 +399,7 @@ class ClientTable(LazySequence[Client]):
     @property
     def test_sizes(self) -> np.ndarray:
         """int64 [M]: test rows of each client."""
-        sizes: np.ndarray = np.where(self.shares, len(self.common), self.tests.sizes)
-        return sizes
+        return np.where(self.shares, len(self.common), self.tests.sizes)
 
     def test_of(self, i: int) -> np.ndarray:
         """The test rows of a client."""
@@ -457,7 +439,7 @@ class ClientTable(LazySequence[Client]):
         return Client(self.names[i], self.train[i], self.test_of(i), validation)
 
 
-def train_sizes(clients: Sequence[ClientRows]) -> np.ndarray:
+def train_sizes(clients: Sequence[Client]) -> np.ndarray:
     """int64 [M]: training rows of each client."""
     if isinstance(clients, ClientTable):
         return clients.train_sizes
@@ -465,14 +447,14 @@ def train_sizes(clients: Sequence[ClientRows]) -> np.ndarray:
     return np.fromiter(sizes, np.int64, len(clients))
 
 
-def train_rows_of(clients: Sequence[ClientRows], which: Sequence[int]) -> np.ndarray:
+def train_rows_of(clients: Sequence[Client], which: Sequence[int]) -> np.ndarray:
     """int64: the training rows of some clients, one client after the other."""
     if isinstance(clients, ClientTable):
         return clients.train.take(np.asarray(which, np.int64)).rows
     return all_train_rows([clients[c] for c in which])
 
 
-def names_of(clients: Sequence[ClientRows]) -> Sequence[str]:
+def names_of(clients: Sequence[Client]) -> Sequence[str]:
     """The name of each client, in client order."""
     if isinstance(clients, ClientTable):
         return clients.names
@@ -486,7 +468,7 @@ def sorted_by_name(names: Sequence[str], clients: np.ndarray) -> np.ndarray:
     return np.array(sorted(clients.tolist(), key=names.__getitem__), np.int64)
 
 
-def all_train_rows(clients: Sequence[ClientRows]) -> np.ndarray:
+def all_train_rows(clients: Sequence[Client]) -> np.ndarray:
     """int64: the training rows of all clients, one client after the other."""
     if isinstance(clients, ClientTable):
         return clients.train.rows

@@ -455,7 +455,7 @@ def deal_feature_shift(pool: RowPool, args: Values, streams: Streams) -> Dealt:
     """The first (or random) ``shots`` training rows of each class in each domain; the first ``tests`` test rows."""
     shots = count_of(args, "shots")
     train = []
-    short: list[str] = []
+    short = []
     least = shots
     for client, domain in enumerate(_domains(FEATURE_SHIFT, pool)):
         rows = pool.of_domain(pool.train, domain)

@@ -20,7 +20,7 @@ import numpy as np
 
 from fedcache.errors import CorruptionError, FedcacheError
 from fedcache.federate.partition.client_table import (
-    ClientRows,
+    Client,
     ClientTable,
     MatchedLists,
     NumberedNames,
@@ -465,7 +465,7 @@ def _clients_json(table: ClientTable) -> Iterator[bytes]:
 # Faults of row lists, in words.
 
 
-def not_rows(clients: Sequence[ClientRows], test: np.ndarray) -> str | None:
+def not_rows(clients: Sequence[Client], test: np.ndarray) -> str | None:
     """In words, the first array that is not a list of rows; None if all are lists of rows."""
     if not len(clients):
         return "it has no clients"

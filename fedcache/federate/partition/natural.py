@@ -277,10 +277,10 @@ def _assign_inside(
     """
     scheme = SCHEMES[str(args["inside"])]
     given = {key: args[key] for key in OF_INSIDE if args[key] is not None}
-    names: list[str] = []
-    train: list[np.ndarray] = []
+    names = []
+    train = []
     test: list[np.ndarray] = []
-    enough: list[int] = []
+    enough = []
     labelled = pool.columns.label >= 0
     for word, trained, tested in zip(members.words, members.train, members.test, strict=True):
         if scheme.needs_labels and not labelled[trained].any():

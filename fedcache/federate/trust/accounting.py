@@ -73,7 +73,7 @@ def epsilons(spent: Iterable[Spent], delta: float) -> dict[str, float | None]:
 
     Raises MachineError when dp-accounting is not installed.
     """
-    rounds: Counter[tuple[float, float]] = Counter()
+    rounds = Counter[tuple[float, float]]()
     for one in spent:
         rounds[one.noise, one.share] += one.rounds
     bounds: dict[str, float | None] = {"epsilon_pld": None, "epsilon_rdp": None}
@@ -112,9 +112,9 @@ def _epsilons(spent: tuple[tuple[float, float, int], ...], delta: float) -> tupl
     # The accountant logs a line for each order whose series does not converge.
     log.setLevel(logging.ERROR)
     try:
-        events: list[tuple[dp_accounting.DpEvent, int]] = []
+        events = []
         for noise, share, rounds in spent:
-            event: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(noise)
+            event = dp_accounting.GaussianDpEvent(noise)
             if share < 1.0:
                 event = dp_accounting.PoissonSampledDpEvent(share, event)
             by_renyi.compose(event, rounds)

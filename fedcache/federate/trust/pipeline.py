@@ -362,7 +362,7 @@ class UploadPool:
 
     def done(self) -> Tree:
         """Means and sums in the dtype of the uploads, stacks [k, ..] in client order."""
-        out: Tree = {}
+        out = {}
         for name, (order, stack) in self._stacks.items():
             out[name] = stack[: len(order)]
             # A stack in another order is sorted, which costs a copy.
@@ -463,7 +463,7 @@ class UploadPipeline:
         up: object,
         clients: Sequence[int],
         lead: tuple[int, ...],
-        coordinates: Mapping[str, tuple[int, ...]] | None = None,
+        coordinates: Mapping[str, tuple[int, ...]] | None,
     ) -> bool:
         """Validate names, shapes, types and counts of a batch of clients at once, before it is taken apart.
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedcache.errors import UsageError, unknown
 from fedcache.federate.engine.context import generator, key_hash
-from fedcache.federate.partition.client_table import ClientRows
+from fedcache.federate.partition.client_table import Client
 from fedcache.federate.trust.accounting import Spent, epsilons, require_accounting
 from fedcache.federate.trust.robust_rules import clip
 
@@ -208,7 +208,7 @@ class PrivateDraws:
         seed: int,
         identity: Sequence[str],
         hp: Mapping[str, Any],
-        clients: Sequence[ClientRows],
+        clients: Sequence[Client],
     ) -> None:
         self._privacy = privacy
         self._seed = seed

@@ -111,9 +111,7 @@ def statistic_problem(
     declared = {name: t.statistic for name, t in expected.items() if t.statistic is not None}
     if not declared:
         return None
-    statistics: dict[StatisticKind, Tensor] = {
-        statistic.kind: up[name].double() for name, statistic in declared.items()
-    }
+    statistics = {statistic.kind: up[name].double() for name, statistic in declared.items()}
     # The ridge of the gram matrix, 0 without one.
     ridges = [statistic.ridge for statistic in declared.values() if statistic.kind == "gram"]
     ridge = max(ridges, default=0.0)

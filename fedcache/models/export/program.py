@@ -254,7 +254,7 @@ def make_program(predictor: Predictor, home: Home, given: Any = None) -> ModelPr
         given: weights files by backbone.
     """
     model = predictor.members[0]
-    encoders: list[ModuleEncoder] = []
+    encoders = []
     reads: tuple[int, ...] = ()
     if model.facts.image is not None:
         inputs = _images_of_data(model)

@@ -282,7 +282,7 @@ def rows_in_models(method: Method, settings: Mapping[str, Any] | None = None) ->
         settings: hyperparameters that replace its defaults.
     """
     sizes = Sizes(8, 8, 3)
-    hp: dict[str, Any] = {**method.resolve(), **(settings or {}), **_fewest_passes(method)}
+    hp = {**method.resolve(), **(settings or {}), **_fewest_passes(method)}
     # The clients need 2 + 3 + 4 = 9 rows of every class; the data of CLIENTS + 2 clients have 10.
     data = _rows(method, sizes, CLIENTS + 2)
     # Some settings read several views of each row.

@@ -181,7 +181,7 @@ def markdown(data: Mapping[str, Any]) -> str:
 
 def _blocks(scores: Sequence[Mapping[str, Any]]) -> list[str]:
     """One table for each data set and backbone: a column for each partition."""
-    lines: list[str] = []
+    lines = []
     pairs = dict.fromkeys((s["block"]["data"], s["block"]["backbone"]) for s in scores)
     for data, backbone in pairs:
         partitions: dict[str, None] = {}
@@ -339,7 +339,7 @@ def _ranked(study: Study, title: str, scores: Sequence[BenchScore]) -> BenchRank
     first = values[order[0]]
     # Differences from the first, in the blocks where both were trained.
     differences = []
-    tests: list[float | None] = []
+    tests = []
     for place, i in enumerate(order):
         both_trained = np.isfinite(values[i]) & np.isfinite(first)
         difference = (values[i] - first)[both_trained]

@@ -124,7 +124,7 @@ class Study:
         Raises:
             UsageError for two data sets with the same label.
         """
-        found: dict[str, str] = {}
+        found = {}
         for text in specs:
             label, equals, spec = text.partition("=")
             # A text with a colon before its first ``=``, such as ``folder:a=b``, is a spec without a label. One data

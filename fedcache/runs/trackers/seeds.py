@@ -180,7 +180,7 @@ def _plain(value: Any) -> bool | int | float | str:
 def final_figures(path: Path, result: Mapping[str, Any], seed: int) -> dict[str, float]:
     """Final figures of a run: the values of one seed, and ``mean`` and ``std`` over all seeds. All are finite."""
     index = [int(number) for number in result["seeds"]].index(seed)
-    values: dict[str, Any] = {}
+    values = {}
     for name in ("accuracy", "validation", "macro_f1"):
         figures = result.get(name) or {}
         per_seed = figures.get("per_seed") or []

@@ -76,7 +76,7 @@ class PackedMessage:
 
 def pack(message: SiteMessage) -> PackedMessage:
     """A message as text and bytes."""
-    arrays: dict[str, RawTensor] = {}
+    arrays = {}
     at_of_key: dict[bytes, str] = {}
     trees = []
     for tree in message.trees:
@@ -105,7 +105,7 @@ def unpack(packed: PackedMessage) -> SiteMessage:
         made = []
         total = 0
         for entry in entries:
-            tree: Tree = {}
+            tree = {}
             for name, header in entry.items():
                 at = header["at"]
                 shape = tuple(header["shape"])

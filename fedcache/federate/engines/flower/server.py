@@ -302,8 +302,8 @@ class Server:
         run = job.run
         number = run.round + 1
         summed = None
-        ups: dict[int, Tree] = {}
-        missing: dict[int, str] = {}  # client -> why its upload is missing
+        ups = {}
+        missing = {}  # client -> why its upload is missing
         if isinstance(answer, SummedUploads):
             summed = answer
             ids = sorted(summed.clients)
@@ -417,7 +417,7 @@ class Server:
         answers = self.sites.ask("score", messages)
         facts = [member.facts for member in self.sites.members]
         for g, job in enumerate(jobs):
-            counts: dict[int, Tensor] = {}
+            counts = {}
             for client, member in enumerate(self.sites.members):
                 read: SiteMessage | Tensor | str = _result_or_reason(answers[member.node])
                 if isinstance(read, SiteMessage):
@@ -435,7 +435,7 @@ class Server:
         """Add the record of the last round, and call ``on_round``; ``measured`` if the round was scored."""
         run = job.run
         traffic = run.traffic.rounds[-1]
-        diagnostics: dict[str, float] = {}
+        diagnostics = {}
         if measured:
             diagnostics = run.diagnose()
         if job.leaves_out or not run.trust.plain:
@@ -639,7 +639,7 @@ def federate(
     server = Server(sites)
     if plan.secure:
         server.secure_bound = plan.secure_bound
-    jobs: list[tuple[OpenRun, ServerJob]] = []
+    jobs = []
     for run in begun:
         for seed in run.spec.seeds:
             if not run.restore_seed(seed):

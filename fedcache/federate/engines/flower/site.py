@@ -118,9 +118,9 @@ class Site:
         client_number = int(message.words["client"])
         dtype = getattr(torch, str(message.words["dtype"]))
         method = self.request.method
-        trees: list[Tree] = []
+        trees = []
         answers: list[dict[str, Any]] = []
-        fitted: dict[Any, Tree] = {}  # key of jobs with equal uploads -> the upload
+        fitted = {}  # key of jobs with equal uploads -> the upload
         for job, down in zip(jobs, message.trees, strict=True):
             run = self._run(job, clients, client_number, dtype)
             if kind == "score":
@@ -155,7 +155,7 @@ class Site:
 
     def _run(self, job: SiteJob, clients: int, client_number: int, dtype: torch.dtype) -> RunState:
         """The run of a job, with the state of this client after the last round it took part in."""
-        all_clients: list[Client] = [OTHER] * clients
+        all_clients = [OTHER] * clients
         all_clients[client_number] = self.client
         # With ``reject`` the site sends an upload that is not finite. The server refuses it, naming round and client.
         trust = TrustPolicy(on_bad="reject")
@@ -204,7 +204,7 @@ class Site:
             saved={self.client.name: client_number},
             computed=computed_as([array.how for array in arrays]),
         )
-        text: Tree = {}
+        text = {}
         if run.env.text is not None:
             text = {"features/text": run.env.text}
         personal = ClientTensors()

@@ -272,9 +272,7 @@ Refusal = tuple[Member, str, str]
 """A site that cannot take part, the reason, and a hint."""
 
 
-def compatible_sites(
-    members: Sequence[Member], like: str = ""
-) -> tuple[list[Member], list[Refusal]]:
+def compatible_sites(members: Sequence[Member], like: str) -> tuple[list[Member], list[Refusal]]:
     """The largest group of sites with equal facts, in client order, and the refusals of the others.
 
     Among groups of one size, the group with the first site is taken. With ``like``, the group of the site with that
@@ -463,7 +461,7 @@ class Sites:
         self._request: dict[str, Any] = {}
         self._met: set[int] = set()  # nodes that have reported facts, or get no more requests
         # node -> number of requests for its facts that it did not answer
-        self._silent: Counter[int] = Counter()
+        self._silent = Counter[int]()
 
     def gather(self, request: Mapping[str, Any]) -> list[Member]:
         """Wait for the sites, send them ``request``, and take those with equal facts, in client order.
@@ -471,7 +469,7 @@ class Sites:
         Raises StoreError if sites lack the requested arrays or differ; FederatedRunError if too few come.
         """
         self._request = dict(request)
-        arrived: list[Member] = []
+        arrived = []
         reasons: list[FedcacheError | str] = []
         deadline = time.monotonic() + self.terms.wait
         self.observer.note(f"Waiting for {self.terms.sites} sites.")

@@ -151,7 +151,7 @@ class Cluster:
 
 
 @contextmanager
-def open_cluster(address: str | None, *, cpus: int, gpus: int = 0) -> Iterator[Cluster]:
+def open_cluster(address: str | None, *, cpus: int, gpus: int) -> Iterator[Cluster]:
     """A local cluster, which ends with the block, or the cluster at HOST:PORT, which continues to run.
 
     ``cpus`` and ``gpus`` size a local cluster. Raises MachineError if it cannot be started or joined; UsageError for a
