@@ -183,7 +183,7 @@ def fst_cbdg(
     with torch.no_grad():
         server.weight.copy_(text)
         server.bias.zero_()
-    soft: dict[int, Tensor] = {}
+    soft = {}
     for _ in range(rounds):
         chosen = torch.randperm(len(parts))[:FST_SAMPLED].tolist()
         mean = [torch.zeros_like(p) for p in server.parameters()]

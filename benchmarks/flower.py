@@ -76,8 +76,7 @@ def simulate(python: Path, made: clean.Federation, folder: Path) -> list[float]:
         raise RuntimeError(
             f"Flower's simulation ended with {done.returncode}: {done.stderr.strip()[-300:]}"
         )
-    found: list[float] = json.loads(done.stdout.strip().splitlines()[-1])["rounds"]
-    return found
+    return json.loads(done.stdout.strip().splitlines()[-1])["rounds"]
 
 
 def products(made: clean.Federation) -> float:

@@ -99,7 +99,7 @@ def grid() -> Row:
     here = clean.federation(100, 50, 10)
     there = here.to("cuda")
     found = there.grid("fedavg", POINTS, 1)[0]
-    calls: dict[str, Callable[[], Any]] = {
+    calls = {
         "clean loops": lambda: clean.fedavg(there.cut(), 10, 3, clean.sgd()),
         "grid": lambda: there.grid("fedavg", POINTS, 3),
         "on one core": lambda: here.grid("fedavg", POINTS, 3),
@@ -124,7 +124,7 @@ def closed() -> Iterator[Row]:
 
     for precision, dtype, bar in (("float64", torch.float64, 1.5), ("float32", torch.float32, 2.5)):
         settings = {"lam": 0.01, "precision": precision}
-        calls: dict[str, Callable[[], Any]] = {
+        calls = {
             "X'X": partial(product, dtype),
             "fed3r": partial(there.ours, "fed3r", settings),
             "on one core": partial(here.ours, "fed3r", settings),
@@ -172,7 +172,7 @@ def bench() -> int:
     torch.set_num_threads(1)
     keep_freed_memory()
     name = f"{torch.cuda.get_device_name()}, {hardware()}"
-    made: list[Row] = []
+    made = []
     for rows in (trained(), closed(), iter([grid()]), iter([growth()])):
         for row in rows:
             made.append({**row, "hardware": name})

@@ -79,9 +79,7 @@ def fedpcl(opt: str, rounds: int = 3) -> Row:
     tests = f.scored()
     rates = [(0.05 if opt == "sgd" else 1e-4) * 1.3**i for i in range(8)]
     same = {"opt": opt, "denominator": "include"}  # cross-entropy, as the clean loop
-    points: list[dict[str, Any]] = [
-        {**same, "lr": lr, "tau": 0.05 * 1.2**j} for lr in rates for j in range(6)
-    ]
+    points = [{**same, "lr": lr, "tau": 0.05 * 1.2**j} for lr in rates for j in range(6)]
     few = points[::6]
     scale = len(points) / len(few)
 
@@ -93,7 +91,7 @@ def fedpcl(opt: str, rounds: int = 3) -> Row:
         for p in few:
             f.ours("fedpcl", p, "sequential", rounds)
 
-    calls: dict[str, Any] = {
+    calls = {
         "engine's loop": engine_loops,
         "grid": partial(f.grid, "fedpcl", points, rounds),
     }

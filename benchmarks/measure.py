@@ -65,7 +65,7 @@ def in_turn(
     if seconds is None:
         for call in calls.values():
             call()
-    found: Seconds = {n: list(seconds[n]) if seconds else [] for n in names}
+    found = {n: list(seconds[n]) if seconds else [] for n in names}
     for turn in range(times):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             found[name].append(seconds_of(calls[name]))
@@ -127,7 +127,7 @@ def make_row(
     roofline: str = "",
 ) -> Row:
     """A row of results.json; ``roofline`` is kept only where the target is missed, which it explains."""
-    made: Row = {
+    made = {
         "name": name,
         "target": target,
         "measured": None if measured is None else round(float(measured), 3),

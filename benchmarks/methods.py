@@ -23,12 +23,12 @@ FITTING = {"sgd": {"lr": 0.05}, "adam": {"lr": 1e-3}}
 
 def variants() -> list[tuple[str, dict[str, object]]]:
     """Every method, with each optimiser it may use."""
-    out: list[tuple[str, dict[str, object]]] = []
+    out = []
     for name, method in METHODS.items():
         if OUTSIDE & method.needs:
             continue
         declared = {h.name: h for h in method.hparams}
-        small: dict[str, object] = {k: v for k, v in SMALL.items() if k in declared}
+        small = {k: v for k, v in SMALL.items() if k in declared}
         if "opt" in declared:
             out += [
                 (name, {**small, "opt": o, **FITTING[o]})

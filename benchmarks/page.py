@@ -33,7 +33,7 @@ def ceilings() -> dict[str, float]:
     a = torch.randn(2048, 2048)
     b = torch.randn(2048, 2048)
     flat = torch.ones(64 << 20)
-    found: dict[str, float] = {}
+    found = {}
     for threads in sorted({1, cores()}):
         torch.set_num_threads(threads)
         product = min(seconds_of(lambda: times_transposed(a, b)) for _ in range(7))

@@ -12,7 +12,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -54,7 +53,7 @@ def floor(rows: int) -> float:
 def made_store(rows: int) -> Path:
     """A store of random rows, a fifth of them for testing, in the home of this process."""
     rng = np.random.default_rng(0)
-    columns: dict[str, Any] = {
+    columns = {
         "features": rng.normal(size=(rows, FEATURES)).astype(np.float16),
         "labels": rng.integers(0, CLASSES, rows).astype(np.int32),
         "split": (np.arange(rows) % 5 == 0).astype(np.int64),

@@ -61,19 +61,17 @@ def in_process(family: str) -> list[Row]:
         if done.returncode or not out.exists():
             last = (done.stderr.strip().splitlines() or ["no word"])[-1]
             raise FamilyError(f"exit {done.returncode}: {last[:300]}")
-        made: list[Row] = json.loads(out.read_text())
-        return made
+        return json.loads(out.read_text())
 
 
 def family_rows(family: str) -> list[Row]:
     """Run ``rows()`` of a family here."""
-    found: list[Row] = importlib.import_module(f"benchmarks.{family}").rows()
-    return found
+    return importlib.import_module(f"benchmarks.{family}").rows()
 
 
 def collect(families: Iterable[str], run: Callable[[str], list[Row]]) -> list[Row]:
     """The rows of some families; for one that fails, an unmet row with its error for each of its lines."""
-    made: list[Row] = []
+    made = []
     for family in families:
         print(f"-- {family}")
         try:
@@ -140,7 +138,7 @@ def shown(row: Row) -> str:
 def kept(path: Path) -> list[Row]:
     """Rows of an earlier run; ``--only`` keeps those of the other families."""
     try:
-        found: list[Row] = json.loads(path.read_text())["rows"]
+        found = json.loads(path.read_text())["rows"]
     except (OSError, ValueError, KeyError, TypeError):
         return []
     return [r for r in found if line_of(r.get("name", "")) is not None]

@@ -131,7 +131,7 @@ def curves() -> dict[str, dict[str, list[float]]]:
         "a round of 100 clients": [f["seconds"] for f in found],
         "a clean loop over these": [f["loop"] for f in found],
     }
-    by_rows: dict[str, list[float]] = {
+    by_rows = {
         "x": list(map(float, ROWS)),
         "fed3r, float32": [],
         "one X'X in float32": [],

@@ -740,11 +740,11 @@ def attack(
     pristine = story.root / "pristine"
     shutil.copytree(story.home, pristine)
     gc.freeze()  # forks then share what is here, instead of copying it when they collect garbage
-    named: dict[str, list[str]] = {}
+    named = {}
     for name in files:
         if (kind := kind_of(name)) is not None and (only is None or kind == only):
             named.setdefault(kind, []).append(name)
-    expected: dict[str, dict[str, Any]] = {}  # what each reader says of the untouched home
+    expected = {}  # what each reader says of the untouched home
     while len(done) < count:
         kind = draw.choice(sorted(named))
         name = draw.choice(named[kind])

@@ -362,7 +362,7 @@ def live(method: Any) -> bool:
 def plain_cases(method: Any, seeds: int = 3, dtype: str = "float32") -> Iterator[Case]:
     """A method under every execution: as its paper has it, and by SGD, which alone ``gram`` can serve."""
     opt = next((h for h in method.hparams if h.name == "opt"), None)
-    variants: dict[str, dict[str, Any]] = {"paper": {}}
+    variants = {"paper": {}}
     if opt is not None and opt.default != "sgd" and "sgd" in opt.choices:
         variants["sgd"] = SGD
     for what, settings in variants.items():
@@ -507,7 +507,7 @@ class Uploads:
 
     def figures(self) -> Figures:
         """``upload.NAME.calls``, ``.sha256``, ``.sum`` and ``.norm``."""
-        found: Figures = {}
+        found = {}
         for key, (calls, total, squares) in sorted(self._facts.items()):
             found |= {
                 f"{key}.calls": calls,
@@ -574,7 +574,7 @@ def trained(case: Case, stage: Stage) -> Figures:
 
     method = methods()[case.method]
     log = Uploads()
-    options: dict[str, Any] = {
+    options = {
         "rounds": 2,
         "participation": "0.6",
         "eval_every": 1,
@@ -638,7 +638,7 @@ def rows_of(parts: Any) -> Figures:
 
 def features_of(store: Any) -> Figures:
     """The values of an extraction; the digests say what images and recipes they are of."""
-    found: Figures = {"dataset": store.dataset["digest"]}
+    found = {"dataset": store.dataset["digest"]}
     for name, values in arrays_of(store).items():
         found[f"{name}.shape"] = f"{values.dtype}{values.shape}"
         found[f"{name}.sha256"] = hashlib.sha256(np.ascontiguousarray(values).tobytes()).hexdigest()
@@ -659,7 +659,7 @@ def differences(
 ) -> list[tuple[str, str, Any, Any]]:
     """(case, figure, both values) wherever the two are not equal to the bit; ``ignore`` are patterns of figures."""
     absent = "(absent)"
-    found: list[tuple[str, str, Any, Any]] = []
+    found = []
     for case in dict.fromkeys([*a, *b]):
         if case not in a or case not in b:
             found.append(
@@ -708,8 +708,7 @@ def recorded(rev: str, only: Sequence[str], tool: str) -> dict[str, Figures]:
         chosen = [word for pattern in only for word in ("--only", pattern)]
         words = [sys.executable, copy, "record", "-o", out, "--package", place, *chosen]
         subprocess.run(words, check=True, env=env, cwd=folder)
-        figures: dict[str, Figures] = json.loads(out.read_text())
-    return figures
+        return json.loads(out.read_text())
 
 
 # --- The table of the tests.

@@ -156,7 +156,7 @@ def against_layers(found: Sequence[Import]) -> list[str]:
 
 def circles(found: Sequence[Import]) -> list[list[str]]:
     """One cycle of imports, if there are any: each module imports the one after it."""
-    edges: dict[str, set[str]] = defaultdict(set)
+    edges = defaultdict(set)
     for i in found:
         if i.target != "fedcache":
             edges[i.source].add(i.target)
@@ -170,7 +170,7 @@ def circles(found: Sequence[Import]) -> list[list[str]]:
 def sizes(known: dict[str, Path]) -> dict[str, list[str]]:
     """Parameter lists that are too long, and class names that are defined twice."""
     parameters = []
-    classes: dict[str, list[str]] = defaultdict(list)
+    classes = defaultdict(list)
     for name, path in known.items():
         text = path.read_text(encoding="utf-8")
         for node in ast.walk(ast.parse(text)):
@@ -297,7 +297,7 @@ def _logic(string: ast.JoinedStr) -> int:
 
 def folders(root: Path = ROOT) -> dict[str, list[Path]]:
     """The parts of the package, tests, tools and benchmarks -> their Python files."""
-    found: dict[str, list[Path]] = defaultdict(list)
+    found = defaultdict(list)
     for top in ("fedcache", "tests", "tools", "benchmarks"):
         for path in sorted((root / top).rglob("*.py")):
             parts = path.relative_to(root).parts

@@ -219,8 +219,7 @@ NOT_THERE = "Not measured in [the comparison of methods on frozen features](../f
 
 @cache
 def bench() -> Mapping[str, Any]:
-    found: Mapping[str, Any] = json.loads(MEASURED.read_text(encoding="utf-8"))
-    return found
+    return json.loads(MEASURED.read_text(encoding="utf-8"))
 
 
 def treatments(method: str) -> dict[str, Mapping[str, Any]]:
@@ -352,7 +351,7 @@ class Command:
 
 def all_commands() -> list[Command]:
     """In the order of ``fedcache --help``; a group's commands stand where the group does."""
-    program: Any = typer.main.get_command(app)
+    program = typer.main.get_command(app)
     found = program.load_all()
     panels = {entry.name: entry.panel for entry in COMMANDS}
     return [c for name, one in found.items() for c in _walk(one, (name,), panels[name])]
@@ -419,7 +418,7 @@ def _params(command: Command) -> list[str]:
         if param.multiple and "epeatable" not in meaning and "comma" not in meaning:
             meaning += " Repeatable."
         rows.append((names, kind, default_of(param), meaning))
-    lines: list[str] = []
+    lines = []
     for title, rows in (("Arguments", arguments), ("Options", options)):
         if rows:
             head = (title.lower()[:-1], "type", "default", "meaning")
@@ -637,7 +636,7 @@ def _weights(b: Backbone) -> list[str]:
         ]
     if not b.has_weights:
         return ["None are needed."]
-    lines: list[str] = []
+    lines = []
     if b.distribution == "fedcache":
         lines += ["They ship with fedcache."]
     elif b.distribution is not None:

@@ -19,7 +19,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +43,7 @@ def fedcache(line: str) -> dict[str, Any]:
     )
     if done.returncode not in (0, 3):
         sys.exit(f"fedcache {line}\n{done.stderr}")
-    found: dict[str, Any] = json.loads(done.stdout)["data"]
-    return found
+    return json.loads(done.stdout)["data"]
 
 
 def shown(line: str) -> str:
@@ -118,8 +117,7 @@ def fst_line(method: str, domain: str, scheme: str, values: Settings, seeds: str
 
 def fst_seeds(*words: Any) -> list[float]:
     """The accuracy of each seed; arguments as of ``fst_line``."""
-    found: list[float] = fedcache(fst_line(*words))["accuracy"]["per_seed"]
-    return found
+    return fedcache(fst_line(*words))["accuracy"]["per_seed"]
 
 
 def gain(found: list[float], base: float) -> tuple[float, float]:
@@ -624,7 +622,7 @@ def main() -> None:
     if options.home:
         os.environ["FEDCACHE_HOME"] = options.home
     page = PAGE.read_text(encoding="utf-8")
-    sections: dict[str, Callable[[], list[str]]] = {
+    sections = {
         "digits-fst": digits_fst,
         "fst-readings": fst_readings,
         "digits-shift": digits_shift,

@@ -202,7 +202,7 @@ class _Finder:
 
     def block(self, body: Sequence[ast.stmt], at: _At) -> Iterator[Mutant]:
         """Statements of one level."""
-        known: set[str] = set()
+        known = set()
         for node in body:
             if not _for_people(node):
                 yield from self.statement(node, at, known)

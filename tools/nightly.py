@@ -90,7 +90,7 @@ def main() -> int:
     done = {
         step: kept[step] for step in commands if same and same.items() <= kept.get(step, {}).items()
     }
-    rows: tuple[list[str], list[str]] = ([], [])
+    rows = ([], [])
     for step in commands:
         if step in done:
             print(f"{step}: passed before", flush=True)

@@ -79,7 +79,7 @@ def tests_of(module: Path) -> list[Path]:
     stem = dotted.rpartition(".")[2]
     named = [file for file in test_files() if stem in file.stem.removeprefix("test_")]
     named.sort(key=lambda file: (file.parent.name not in module.parts, len(file.stem)))
-    importing: list[Path] = []
+    importing = []
     ring = {dotted}
     seen = {dotted}
     while ring and len(importing) < FILES:
@@ -121,7 +121,7 @@ def choose(changed: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
     chosen = [
         path for path in changed if Path(path).name.startswith("test_") and (ROOT / path).is_file()
     ]
-    left_out: list[str] = []
+    left_out = []
     for path in changed:
         if not (path.startswith("fedcache/") and path.endswith(".py")):
             continue

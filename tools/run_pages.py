@@ -166,7 +166,7 @@ def run(path: Path, home: Path, fedcache: Path, *, write: bool = False) -> float
     }
     os.chdir(work)
     sys.path.insert(0, str(work))
-    namespace: dict[str, Any] = {"__name__": "page"}
+    namespace = {"__name__": "page"}
     out = []
     done = 0
     for block, shown in pairs(page):

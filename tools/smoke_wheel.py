@@ -104,8 +104,8 @@ def contents_missing(wheel: Path, sdist: Path, root: Path = ROOT) -> list[str]:
 
 def needed(requirements: Sequence[str], extras: Sequence[str]) -> set[str]:
     """The names of installed packages that requirements lead to, extras and markers minded."""
-    found: set[str] = set()
-    seen: set[tuple[str, str]] = set()
+    found = set()
+    seen = set()
     todo = [(Requirement(line), extra) for line in requirements for extra in ("", *extras)]
     while todo:
         requirement, extra = todo.pop()
