@@ -279,9 +279,10 @@ TABLE = (
     B(
         "no_test_row_is_trained_on",
         "central training takes test rows too",
-        "federate/engine/client_data.py",
-        "np.sort(all_train_rows(clients))",
-        "np.sort(np.concatenate([all_train_rows(clients), *(c.test for c in clients)]))",
+        ROUNDS,
+        "rows = np.sort(all_train_rows(clients))\n            self.training_clients",
+        "rows = np.sort(np.concatenate([all_train_rows(clients), *(c.test for c in clients)]))\n"
+        "            self.training_clients",
         "central",
     ),
     B(
