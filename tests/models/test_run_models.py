@@ -45,6 +45,18 @@ def model_of(run):
 store = made_once(extracted)
 
 
+def test_images_give_the_stored_accuracy_to_the_last_digit(store, tmp_path):
+    run = place_of(FED3R)
+    stored = json.loads((run / "result.json").read_text())["accuracy"]["mean"]
+    held = fc.Store.open(store).samples
+    root = folder(tmp_path / "shapes")  # the same images again
+    rows = np.flatnonzero(held.split == 1)
+    tests = [root / held.name[row] for row in rows]
+    images = ok(f"predict {run.name} --workers 0", *tests).data["rows"]
+    truth = np.array(held.classes)[held.label[rows]]
+    assert np.mean(truth == [image["class"] for image in images]) == stored
+
+
 @pytest.mark.slow
 def test_images_go_through_each_backbone_in_batches_of_the_size_that_its_features_have(
     once, tmp_path

@@ -1,8 +1,8 @@
 """Local supervised ResNet-18 of every client: the comparison in FLESD's figure 2.
 
 Every client trains a ResNet-18 on its own labelled images, and sends nothing. Each model is scored on all test rows, by
-its own classifier or (``score=probe``) by a linear probe. The probe sees the representations of the trunk, and is
-trained on the labelled training rows of all clients. The reported accuracy is the mean over clients.
+its own classifier or (``score=probe``) by a linear probe on its trunk, which is trained on the rows of all clients. The
+reported accuracy is the mean over clients.
 
 Shi et al., "Towards communication-efficient and privacy-preserving federated representation learning" (FLESD), section
 3: supervised training on skewed clients loses more than SimCLR does. ``fedavg-scratch`` with a single client trains one

@@ -268,7 +268,7 @@ def test_a_web_page_is_not_taken_for_a_file(server, tmp_path):
     assert [path for path, _ in server[2].asked] == ["/a.html", "/gone"], (
         "what is not there is asked for once"
     )
-    machine_error(
+    refused(
         lambda: download.fetch(f"file://{server[1]}/a.html", tmp_path / "c", md5="", say=print),
         "file://",
     )
