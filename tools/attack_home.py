@@ -624,7 +624,9 @@ def watched(story: Story) -> None:
         if not os.path.isdir(details[0]):  # noqa: PTH112  (a path object would open nothing, and takes longer)
             # A file that is being written counts under the name that it gets.
             path = re.sub(
-                r"(^|/)\.([^/]+)\.\d+-[\w-]+\.partial(/|$)", r"\1\2\3", details[0].removeprefix(inside)
+                r"(^|/)\.([^/]+)\.\d+-[\w-]+\.partial(/|$)",
+                r"\1\2\3",
+                details[0].removeprefix(inside),
             )
             story.opened.add(path)
 
