@@ -250,13 +250,14 @@ class Trials:
             "random": samplers.RandomSampler,
             "gp": samplers.GPSampler,
         }
-        return classes[self.search.sampler](seed=self._seed(number, attempt))
+        sampler: BaseSampler = classes[self.search.sampler](seed=self._seed(number, attempt))
+        return sampler
 
     def _new_study(self, sampler: BaseSampler) -> OptunaStudy:
         """A study in memory with the trials that have ended, which draws one more."""
         import optuna
 
-        pruner = optuna.pruners.NopPruner()
+        pruner: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
         if self.search.pruner == "median":
             pruner = optuna.pruners.MedianPruner(n_startup_trials=STARTUP)
         elif self.search.pruner == "asha":

@@ -437,7 +437,7 @@ def _authority(keys: Keys) -> tuple[Any, Any]:
 
 def _signed(key: Any, ca_key: Any, ca: Any, hosts: Sequence[str]) -> bytes:
     """The server's certificate, for these addresses and names."""
-    names = []
+    names: list[x509.GeneralName] = []
     for host in hosts:
         try:
             names.append(x509.IPAddress(ipaddress.ip_address(host)))
