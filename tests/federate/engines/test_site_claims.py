@@ -341,6 +341,38 @@ def test_a_site_that_is_silent_once_is_asked_again_and_joins_when_it_answers(sit
         )
 
 
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_run_does_not_begin_without_a_slow_site_that_still_gets_requests(lost, sites, tmp_path):
+    grid = grid_of(sites, tmp_path / "state")
+    slow = node_of(grid, LIAR)
+    grid.sites = {node: grid.sites[node] for node in (node_of(grid, "client-0"), slow)}
+    grid.meddle[slow] = lambda kind, number, packed: (
+        "it did not answer within 1 s" if kind == "facts" and number <= lost else packed
+    )
+    run = federated(grid, tmp_path, sites=2, rounds=1)
+    assert run.result["clients"] == ["client-0", LIAR]
+    assert run.result["federation"]["joined"] == missed_by(run) == []
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "it did not answer within 1 s",
+        pack(SiteMessage({"refused": {"code": 4, "message": "It has no rows.", "hint": ""}})),
+    ],
+    ids=["silent", "refuses"],
+)
+def test_a_result_names_every_node_that_the_run_began_without(answer, sites, tmp_path):
+    grid = grid_of(sites, tmp_path / "state")
+    lost = node_of(grid, LIAR)
+    grid.sites = {node: grid.sites[node] for node in (node_of(grid, "client-0"), lost)}
+    grid.meddle[lost] = lambda _kind, _number, _packed: answer
+    run = federated(grid, tmp_path, sites=2, rounds=1)
+    assert run.result["clients"] == ["client-0"]
+    (missed,) = missed_by(run)
+    assert missed["site"] == f"node {lost}"
+
+
 @pytest.mark.slow
 def test_what_a_site_has_is_not_waited_for_longer_than_the_sites_are(sites, tmp_path):
     given = []

@@ -485,8 +485,14 @@ class Sites:
             kept, differing, rejected = self._select_members(arrived)
             # ``--like`` names the group of sites, or more than half of them are in one group.
             decided = bool(self.terms.like) or len(arrived) > 2 * len(differing)
-            late = time.monotonic() >= deadline
-            if (decided and len(kept) >= self.terms.sites) or late:
+            now = time.monotonic()
+            late = now >= deadline
+            if decided and len(kept) >= self.terms.sites:
+                break
+            if late and len(kept) >= self.terms.start_with:
+                break
+            # A slow node gets all its requests before the run begins without it.
+            if late and (not self._slow_nodes() or now >= deadline + REQUESTS * ANSWER):
                 break
             time.sleep(LOOK_EVERY)
         for member, why, hint in (*differing, *rejected):
@@ -548,6 +554,10 @@ class Sites:
                 rejected.append((member, NAME_TAKEN, NAME_HINT))
         return kept, differing, rejected
 
+    def _slow_nodes(self) -> set[int]:
+        """Connected nodes that left a request for their facts without an answer, and get another one."""
+        return set(self._silent) & set(self.transport.nodes()) - self._met
+
     def _bind(self, members: Sequence[Member]) -> None:
         self.names.bind({m.facts.name: m.key for m in members})
 
@@ -581,6 +591,7 @@ class Sites:
                     self._silent[node] += 1
                 if self._silent[node] >= REQUESTS:
                     self._met.add(node)
+                    self.missed.append(MissedSite(0, f"node {node}", answer))
                 reasons.append(answer)
                 self.observer.warn(f"a node sent no description: {answer}.")
                 continue
@@ -588,6 +599,7 @@ class Sites:
             refusal = refusal_of(answer)
             if refusal is not None:
                 reasons.append(refusal)
+                self.missed.append(MissedSite(0, f"node {node}", refusal.message))
                 self.observer.warn(f"a site cannot take part: {refusal.message} {refusal.hint}")
                 continue
             try:
