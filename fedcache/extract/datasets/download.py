@@ -182,6 +182,7 @@ def _open(request: Any, *, known: bool) -> Any:
     try:
         return opener.open(request, timeout=_TIMEOUT)
     except urllib.error.HTTPError as error:
+        error.close()
         if error.code != 416:
             raise
         # 416: the part is as long as the file, or longer, so the server has no more bytes. Begin again.

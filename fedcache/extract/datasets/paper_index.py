@@ -521,7 +521,7 @@ def read_images(path: Path, labels_key: str) -> tuple[NDArray[np.uint8], NDArray
     if labels_key:
         if not isinstance(content, dict) or "data" not in content or labels_key not in content:
             raise damaged(path, f"it does not contain 'data' and {labels_key!r}")
-        flat = np.asarray(content["data"])
+        flat = _as_array(path, content["data"])
         raw = content[labels_key]
         if flat.dtype != np.uint8 or flat.ndim != 2 or flat.shape[1] != 3072:
             shape = list(flat.shape)
@@ -531,7 +531,7 @@ def read_images(path: Path, labels_key: str) -> tuple[NDArray[np.uint8], NDArray
     else:
         if not _is_pair(content):
             raise damaged(path, "it does not contain the pair (images, labels)")
-        images = np.asarray(content[0])
+        images = _as_array(path, content[0])
         raw = content[1]
         is_gray = images.ndim == 3
         is_rgb = images.ndim == 4 and images.shape[3] == 3
@@ -549,6 +549,13 @@ def read_images(path: Path, labels_key: str) -> tuple[NDArray[np.uint8], NDArray
         count = len(labels)
         raise damaged(path, f"it has {len(images):,} images and {count:,} labels")
     return images, labels
+
+
+def _as_array(path: Path, images: Any) -> NDArray[Any]:
+    try:
+        return np.asarray(images)
+    except ValueError:  # nested lists of different lengths
+        raise damaged(path, "its images are no array") from None
 
 
 @dataclass(frozen=True)

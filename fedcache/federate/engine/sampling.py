@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from io import StringIO
 from pathlib import Path
 from typing import TypeVar
 
@@ -121,7 +122,7 @@ def values_of_clients(
     here = f"{option} {path}"
     try:
         raw = path.read_bytes()
-        lines = list(csv.reader(raw.decode("utf-8-sig").splitlines()))
+        lines = list(csv.reader(StringIO(raw.decode("utf-8-sig"), newline="")))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         why = f"it cannot be read as CSV ({type(error).__name__})"
         if isinstance(error, FileNotFoundError):

@@ -263,6 +263,13 @@ CAR = np.array([("1.jpg", 197)], dtype=[("fname", object), ("class", object)])
             "float64 [2, 9, 9, 3]",
         ),
         (
+            "digit5",
+            0,
+            "SVHN/test.pkl",
+            pickle.dumps(([[1, 2], [3]], [0, 1])),
+            "its images are no array",
+        ),
+        (
             "office10",
             0,
             "webcam_test.pkl",
