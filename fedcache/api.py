@@ -241,6 +241,7 @@ def train(
     eval_every: int | None = None,
     eval_clients: int | float | str | None = None,
     client_prior: str | None = None,
+    stages: int | None = None,
     execution: str | None = None,
     device: str | None = None,
     dtype: str | None = None,
@@ -293,6 +294,7 @@ def train(
         eval_every: also score after every k-th round; 0 for the final model only.
         eval_clients: clients whose personal models are scored: a number, a share or ``"all"``.
         client_prior: also score with each client's log class prior, as in ``evaluate``.
+        stages: also score while the classes arrive in this number of stages, as in ``fedcache train --help``.
         execution: how the clients of a round are computed: ``auto``, ``sequential``, ``batched`` or ``gram``.
         device: ``auto``, ``cpu`` or ``cuda``; ``cuda`` never falls back to the CPU.
         dtype: ``float32`` or ``float64``.

@@ -544,6 +544,13 @@ class TrainConfig:
         TRAINING,
         choices=CLIENT_PRIORS,
     )
+    stages: int = option(
+        1,
+        "Also score the method while the classes arrive in N stages (class-incremental learning); only for "
+        "one-round methods whose uploads are sums over labelled rows.",
+        TRAINING,
+        minimum=1,
+    )
     execution: str = option(
         "auto",
         "How clients are computed: `sequential` (one by one), `batched` (many in one batch) or `gram` "

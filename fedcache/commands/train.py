@@ -131,6 +131,16 @@ def answer_lines(done: Run, *, verbose: bool) -> list[str]:
         for_own = "own test rows {own_rows} % without and {own_rows_with_prior} % with the prior"
         for_all = "all test rows {all_rows} % without and {all_rows_with_prior} % with the prior"
         notes.append(f"Client prior: {for_own}; {for_all}.".format(**shown))
+    stages = result["accuracy"].get("stages")
+    if stages is not None:
+        count = len(stages["per_seed"][0]["by_stage"])
+        average = percent(stages["average"])
+        final = percent(stages["final"])
+        forgetting = percent(stages["forgetting"])
+        notes.append(
+            f"Classes in {count} stages: average accuracy {average} %, final accuracy {final} %, forgetting "
+            f"{forgetting} points."
+        )
     notes += describe_trust(result.get("trust", {}))
     notes.append(cost_words(run))
     lines += [f"  {note}" for note in notes]

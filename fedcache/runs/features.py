@@ -30,7 +30,7 @@ from fedcache.federate.engine.hyperparameters import Hp, Value
 from fedcache.federate.engine.method import ClientOverrides, Method
 from fedcache.federate.methods import wants_encoders
 from fedcache.federate.partition.partition import Client, Partition
-from fedcache.parsing import slug_of
+from fedcache.parsing import counted, slug_of
 from fedcache.progress import Observer
 from fedcache.runs.spec import ResolvedRun, hyperparameters, resolve_run
 from fedcache.runs.store_choice import backbones_of, images_for
@@ -345,7 +345,16 @@ class RunInputs:
         return next(iter(self.partitions.values())).clients
 
     def resolve(self, config: TrainConfig) -> ResolvedRun:
-        """The resolved configuration for these inputs; errors as ``resolve_run``."""
+        """The resolved configuration for these inputs.
+
+        Raises UsageError for more stages than classes; other errors as ``resolve_run``.
+        """
+        classes = len(self.classes)
+        if config.stages > classes:
+            raise UsageError(
+                f"--stages is {config.stages}, but there are only {counted(classes, 'class')}.",
+                f"--stages {classes}",
+            )
         return resolve_run(
             config, self.method, self.settings, self.features.arrays, len(self.clients)
         )

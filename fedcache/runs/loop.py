@@ -98,6 +98,7 @@ from fedcache.runs.spec import (
     parse_seeds,
     setting_notes,
 )
+from fedcache.runs.stages import stage_scores
 from fedcache.store.files import digest_of
 
 CHECKPOINT_EVERY = 2.0
@@ -690,6 +691,10 @@ class OpenRun:
         wanted = kept.wants(self.spec.method, result.choice, seeds, held_out)
         kind = self.spec.requested.client_prior
         temperature = None
+        stages = self.spec.requested.stages
+        if stages > 1:
+            run = training_run(self.inputs, self.spec, outcome.seed)
+            result.stages = stage_scores(run, outcome, partition, stages)
         # The rows of sites stay there, so a run over sites has no rows to calibrate on.
         if inputs is None and (wanted or kind != "none"):
             run = training_run(self.inputs, self.spec, outcome.seed)

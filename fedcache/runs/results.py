@@ -83,6 +83,7 @@ class SeedResult:
     # accuracy of the class texts that the method starts from, without training
     zero_shot: float | None = None
     client_prior: dict[str, float] | None = None  # accuracy without and with the client prior
+    stages: dict[str, Any] | None = None  # ``stage_scores``; None for a single stage
     # how often each test row was classified correctly; None if the rows are secret or too many
     test_rows: TestRows | None = None
     partition: dict[str, Any] = field(default_factory=dict)  # its ``partition_facts``
@@ -242,6 +243,10 @@ def _spread(values: Sequence[float | None]) -> dict[str, Any]:
     """Mean and standard deviation over seeds, and the value of each seed."""
     mean, std = mean_std(values)
     return {"mean": mean, "std": std, "per_seed": values}
+
+
+STAGE_FIGURES = ("average", "final", "forgetting")
+"""Figures of ``stages.stage_scores`` that a result has as means over seeds."""
 
 
 def _means(of_seeds: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
@@ -430,6 +435,12 @@ def _accuracy(
     priors = [seed.client_prior for seed in seeds if seed.client_prior is not None]
     if priors:
         section["client_prior"] = _means(priors)
+    stages = [seed.stages for seed in seeds if seed.stages is not None]
+    if stages:
+        section["stages"] = {
+            **_means([{name: found[name] for name in STAGE_FIGURES} for found in stages]),
+            "per_seed": stages,
+        }
     return section
 
 

@@ -124,6 +124,7 @@ TURNED_OFF: dict[str, tuple[str, Callable[[Mapping[str, Value]], bool]]] = {
     ),
     "bn_mode": ("a model without BatchNorm", lambda hp: "bn" in hp and not has_batchnorm(hp)),
     "reg_bias": ("bias=false", lambda hp: hp.get("bias") is False),
+    "shrink": ("head=nb", lambda hp: hp.get("head") == "nb"),
     "rff_sigma": ("rff_dim=0", lambda hp: hp.get("rff_dim") == 0),
 }
 """Hyperparameter -> setting under which it has no effect, in words and as a function of all hyperparameters."""
@@ -317,6 +318,8 @@ class ResolvedRun:
             identity["eval_clients"] = requested.eval_clients
         if requested.client_prior != "none":
             identity["client_prior"] = requested.client_prior
+        if requested.stages > 1:
+            identity["stages"] = requested.stages
         if requested.client_backbones:
             identity["client_backbones"] = list(requested.client_backbones)
         if requested.client_set:
@@ -363,16 +366,15 @@ def resolve_run(
     participation = parse_participation(text)
     trust = policy_from_config(config, method)
     if config.client_prior != "none":
-        is_global = method.protocol(settings) == "global"
-        has_class_scores = not method.by_similarity(settings)
-        has_labels = "labels" in method.reads(settings)
-        fits = is_global and has_class_scores and has_labels
-        if not fits or trust.privacy is not None:
+        is_private = trust.privacy is not None
+        if is_private or not takes_client_prior(method, settings):
             raise UsageError(
                 "--client-prior needs a method that reads labels and has one global model with class scores, and "
                 "a run without differential privacy.",
                 "Leave --client-prior out.",
             )
+    if config.stages > 1:
+        _check_stages(config, method, settings)
     rounds = config.rounds or method.defaults.rounds
     if method.one_shot:
         rounds = 1
@@ -393,6 +395,25 @@ def resolve_run(
         trust=trust,
         trust_options=non_default_options(config),
     )
+
+
+def takes_client_prior(method: Method, settings: Mapping[str, Value]) -> bool:
+    """Whether a client prior can be added: to the class scores of one global model of a method that reads labels."""
+    is_global = method.protocol(settings) == "global"
+    has_class_scores = not method.by_similarity(settings)
+    return is_global and has_class_scores and "labels" in method.reads(settings)
+
+
+def _check_stages(config: TrainConfig, method: Method, settings: Mapping[str, Value]) -> None:
+    """Raise UsageError unless uploads are sums over labelled rows, so that classes can be added later."""
+    is_global = method.protocol(settings) == "global"
+    sums = method.one_shot and method.additive(settings) and "labels" in method.reads(settings)
+    if not (is_global and sums) or non_default_options(config):
+        raise UsageError(
+            "--stages needs a method whose uploads are sums over labelled rows, such as fed3r, and a run without "
+            "options for privacy or bad uploads.",
+            "Leave --stages out.",
+        )
 
 
 def sampling_from_config(config: TrainConfig, method: Method | None = None) -> SamplingRule:

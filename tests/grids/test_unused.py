@@ -38,6 +38,7 @@ def test_a_key_reaches_the_methods_that_have_it_and_the_others_are_named():
         ("fedavg", "momentum", ["0.5", "1"], {}),
         ("fedavg", "bn_mode", ["avg", "local"], {"bn": "false"}),
         ("fed3r", "reg_bias", ["true", "false"], {}),
+        ("gh-ofl", "shrink", ["0.1", "0.2"], {"head": "nb"}),
     ],
 )
 def test_a_sweep_of_what_is_not_read_is_refused(method, swept, values, settings):
