@@ -41,6 +41,7 @@ __version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from fedcache.calls.backbones import backbone as backbone
+    from fedcache.calls.models import forget as forget
     from fedcache.extract.extract_dataset import Extraction as Extraction
     from fedcache.extract.recipe import Recipe as Recipe
     from fedcache.federate.engine.method import Method as Method
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
 # Name -> the module that defines it, which is imported when the name is first used.
 _LATER = {
     "backbone": "fedcache.calls.backbones",
+    "forget": "fedcache.calls.models",
     "Extraction": "fedcache.extract.extract_dataset",
     "FedClassifier": "fedcache.models.fed_classifier",
     "Grid": "fedcache.grids.result",

@@ -100,6 +100,12 @@ COMMANDS = (
         "Make the personal model of a new client that took no part in training.",
     ),
     CommandEntry(
+        "forget",
+        "forget",
+        MAIN,
+        "Train a run again without one client, and prove that subtracting its upload gives the same model.",
+    ),
+    CommandEntry(
         "export-model",
         "export_model",
         MAIN,

@@ -58,6 +58,7 @@ PUBLIC = {
     "compare",
     "evaluate",
     "extract",
+    "forget",
     "grid",
     "ingest",
     "join",

@@ -1,4 +1,4 @@
-"""Models of finished runs, for ``load_model``, ``evaluate`` and ``personalise`` of the Python API."""
+"""Models of finished runs, for ``load_model``, ``evaluate``, ``personalise`` and ``forget`` of the Python API."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedcache.calls.keywords import names_checked
 from fedcache.config import ExtractConfig, Home, resolve
 from fedcache.errors import UsageError
 from fedcache.extract.planning.find_images import ImagePlaces
@@ -14,11 +15,12 @@ from fedcache.models.evaluate import RunEvaluation
 from fedcache.models.model import Model
 from fedcache.models.saved_model import EvaluateOptions, ModelOptions, PersonaliseOptions
 from fedcache.process import Stop
-from fedcache.progress import Silent
+from fedcache.progress import Observer, Silent
 from fedcache.report.evaluation import check_request, write_evaluations
 from fedcache.report.find_runs import find_one
 from fedcache.runs import predict_run
 from fedcache.runs.evaluate_run import evaluate_runs
+from fedcache.runs.forget import Forgotten, forget_client
 from fedcache.runs.predict_run import Personalised, personalise_run
 from fedcache.runs.run import Run
 from fedcache.store.store import Store
@@ -124,6 +126,21 @@ def personalise(given: Mapping[str, Any]) -> Personalised:
     device = given["device"] or "auto"
     home = Home.from_environment()
     return personalise_run(place, options, request, device, home, observer, Stop())
+
+
+@names_checked
+def forget(source: str | Path | Run, client: str, *, observer: Observer | None = None) -> Forgotten:
+    """Train a run again without one client: ``fc.forget(run, "client-03").run.accuracy.mean``.
+
+    Args:
+        source: a ``Run``, the directory of a run, or the first letters of its digest.
+        client: name of the client.
+        observer: as in ``extract``.
+
+    Raises the FedcacheError of the command, with its exit code and hint.
+    """
+    home = Home.from_environment()
+    return forget_client(place_of(source), client, home, observer or Silent(), Stop())
 
 
 def _seed_text(seed: int | str | None) -> str | None:

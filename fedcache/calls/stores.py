@@ -17,7 +17,6 @@ from fedcache.extract.planning.parts import join as join_parts
 from fedcache.federate.partition.partition import Partition
 from fedcache.progress import Observer, Silent
 from fedcache.runs.partitions import given_partition, is_given, make_partition, write_shards
-from fedcache.store.files import make_private
 from fedcache.store.store import Store
 from fedcache.tables.roles import ColumnChoice
 
@@ -134,17 +133,6 @@ def partition(
     if scheme is not None:
         scheme = str(scheme)
     return make_partition(opened_store, scheme, seed=seed, name=name, **options)
-
-
-def keep_partition(home: Home, parts: Partition) -> Path:
-    """The file of a partition of a published store, in ``partitions/`` of the home; it is written if it is missing."""
-    name = f"{parts.default_name()}-{parts.digest[:16]}"
-    file = home.root / "partitions" / f"{name}.partition"
-    if not file.exists():
-        make_private(home.root)
-        make_private(file.parent)
-        parts.save(file)
-    return file
 
 
 def shard(store: Store | str | Path | None, parts: Partition, out: str | Path | None) -> Path:

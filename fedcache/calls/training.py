@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.calls.keywords import fields_of
-from fedcache.calls.stores import keep_partition, opened
+from fedcache.calls.stores import opened
 from fedcache.config import Home, SaveModels, TrainConfig, resolve
 from fedcache.errors import Exit, UsageError, shell_word
 from fedcache.federate.engine.method import Method
@@ -20,6 +20,7 @@ from fedcache.grids.search import train_points
 from fedcache.plugins import register
 from fedcache.runs.events import OnRound
 from fedcache.runs.loop import train as run_training
+from fedcache.runs.partitions import keep_partition
 from fedcache.runs.run import Run
 from fedcache.runs.trackers.choose import tracking
 
@@ -65,17 +66,7 @@ def train_config(given: Mapping[str, Any], fields: Mapping[str, Any]) -> TrainCo
     if isinstance(parts, str):
         flags["partition"] = parts
     elif parts is not None:
-        # A partition in memory is saved under its name and digest, unless the store has it under the name alone.
-        source = opened(store)
-        name = parts.default_name()
-        if name not in source.partitions or source.partition(name).get("digest") != parts.digest:
-            digest = parts.digest[:8]
-            name = f"{name}-{digest}"
-            if source.address is None:
-                source.put_partition(name, parts.to_file())
-            else:
-                name = str(keep_partition(Home.from_environment(), parts))
-        flags["partition"] = name
+        flags["partition"] = keep_partition(opened(store), parts, Home.from_environment())
     return resolve(TrainConfig, flags, {}, "train()")
 
 

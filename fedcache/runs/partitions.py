@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.config import PartitionConfig, TrainConfig
+from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import (
     CorruptionError,
     FedcacheError,
@@ -38,7 +38,7 @@ from fedcache.progress import Detail, Observer
 from fedcache.store import export
 from fedcache.store.catalog import ingest_command, is_ingested
 from fedcache.store.chunks import mapped, read_content
-from fedcache.store.files import sha256_hex
+from fedcache.store.files import make_private, sha256_hex
 from fedcache.store.manifest import PARTITION_SUFFIXES, partition_file, partition_parts
 from fedcache.store.store import Store, column_of
 from fedcache.tables.groups import Group
@@ -186,6 +186,27 @@ def save_partition(store: Store, made: Partition, name: str, *, replace: bool) -
                 f"Use another name: --name {shell_word(name)}-2;  or replace the old partition: --replace",
             )
     store.put_partition(name, made.to_file())
+
+
+def keep_partition(store: Store, parts: Partition, home: Home) -> str:
+    """Save a partition, and return its name for ``--partition``.
+
+    Its name has its digest, unless the store has the same partition under the name alone. A published store is not
+    changed: the partition becomes a file in ``partitions/`` of the home.
+    """
+    name = parts.default_name()
+    if name in store.partitions and store.partition(name).get("digest") == parts.digest:
+        return name
+    if store.address is None:
+        name = f"{name}-{parts.digest[:8]}"
+        store.put_partition(name, parts.to_file())
+        return name
+    file = home.root / "partitions" / f"{name}-{parts.digest[:16]}.partition"
+    if not file.exists():
+        make_private(home.root)
+        make_private(file.parent)
+        parts.save(file)
+    return str(file)
 
 
 def report_notes(made: Partition, observer: Observer) -> None:

@@ -305,7 +305,7 @@ def seeds_of(run: Path, word: str | None) -> list[int]:
 
     Raises StoreError for a run without a result, UsageError for another word.
     """
-    seeds = [int(seed) for seed in _result(run)["seeds"]]
+    seeds = [int(seed) for seed in finished_result(run)["seeds"]]
     if word is None:
         with_model = [seed for seed in seeds if model_file(run, seed).is_file()]
         return (with_model or seeds)[:1]
@@ -320,7 +320,8 @@ def seeds_of(run: Path, word: str | None) -> list[int]:
         ) from None
 
 
-def _result(run: Path) -> dict[str, Any]:
+def finished_result(run: Path) -> dict[str, Any]:
+    """The result in a directory. Raises StoreError for a run without one, DamagedRunError for one that was changed."""
     if not (run / "result.json").exists():
         raise StoreError(
             f"{run} is not a finished run.", "fedcache runs list   lists the finished runs."
@@ -336,7 +337,7 @@ def load_seed(run: Path, seed: int | None = None) -> SavedModel:
     Raises StoreError for a run without models, UsageError for a seed that the run does not have, CorruptionError for
     files that were changed or belong to another result.
     """
-    result = _result(run)
+    result = finished_result(run)
     hint = train_again(run, result)
     folder = run / MODELS
     digest = str(result["digest"])

@@ -226,6 +226,13 @@ def _changed(config: TrainConfig, names: Sequence[str]) -> list[str]:
     return [name for name in names if getattr(config, name) != getattr(plain, name)]
 
 
+def options_beyond_sums(config: TrainConfig) -> list[str]:
+    """Given options under which a client's part of the model is not its upload alone: ``--dp-noise``, for example."""
+    names = (*SAMPLING_OPTIONS, *TIMING_OPTIONS, "client_backbones", "client_set")
+    given = [*non_default_options(config), *_changed(config, names)]
+    return [_option_of(name) for name in given]
+
+
 def _option_of(name: str) -> str:
     """The option of a field: ``--dp-noise`` for ``dp_noise``."""
     return "--" + name.replace("_", "-")

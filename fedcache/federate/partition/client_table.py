@@ -428,6 +428,22 @@ class ClientTable(LazySequence[Client]):
         train = RowLists.by_owner(rows, owner, len(self)).ascending()
         return replace(self, train=train, validation=None)
 
+    def without(self, i: int) -> ClientTable:
+        """The table without the client with number ``i`` and its own test rows; the global test rows stay."""
+        kept = np.delete(np.arange(len(self)), i)
+        held = self.validation
+        if held is not None and held.own is not None:
+            held = Validation.of_clients(held.own.take(kept))
+        names = [name for number, name in enumerate(self.names) if number != i]
+        return ClientTable(
+            NumberedNames.recognise(names),
+            self.train.take(kept),
+            self.common,
+            self.shares[kept],
+            self.tests.take(kept),
+            held,
+        )
+
     def __len__(self) -> int:
         return len(self.train)
 
@@ -576,6 +592,12 @@ class MatchedLists(LazySequence[np.ndarray]):
     def words(self, start: int, stop: int) -> list[str]:
         """The lists as text, as ``RowLists.words``."""
         return self.together(start, stop).words(0, stop - start)
+
+    def take(self, order: np.ndarray) -> MatchedLists:
+        """The lists at these places, in that order."""
+        classes = self.classes.take(order)
+        places = ranges(self.classes.ends[:-1][order], classes.sizes)
+        return MatchedLists(self.order, self.starts, classes, self.taken[places])
 
     def _rows(self, classes: np.ndarray, taken: np.ndarray) -> np.ndarray:
         """The first ``taken`` rows of each of ``classes``, one class after the other."""

@@ -166,6 +166,37 @@ class Partition:
             table = self.table.without_validation()
         return replace(self, args=args, clients=table)
 
+    def without_client(self, client: str) -> Partition:
+        """The partition without a client, whose name is added to the argument ``forgotten``.
+
+        Its own test rows leave with it; the global test rows stay. Raises UsageError for a client that is forgotten
+        already or unknown, and for the only client.
+        """
+        forgotten = self.args.get("forgotten", ())
+        assert isinstance(forgotten, tuple)
+        names = self.table.names
+        if client in forgotten:
+            raise UsageError(
+                f"The client {client!r} is forgotten already: this partition was made without it.",
+                "fedcache runs list",
+            )
+        if client not in names:
+            raise unknown("client", client, names)
+        if len(names) == 1:
+            raise UsageError(
+                f"{client!r} is the only client, so no training rows would be left.",
+                "To remove the run instead:  fedcache runs rm --help",
+            )
+        number = names.index(client)
+        # Validation rows that the client gave are its rows too.
+        rows = self.without_validation().table.train_sizes[number]
+        return replace(
+            self,
+            args={**self.args, "forgotten": (*forgotten, client)},
+            clients=self.table.without(number),
+            dropped=self.dropped + int(rows),
+        )
+
     @cached_property
     def digest(self) -> str:
         """sha256 of the canonical payload without its ``digest``."""

@@ -217,6 +217,8 @@ class Scheme:
                 usual = derived.get(a.name)
             if a.named or args.get(a.name, a.default) != usual:
                 parts.append(a.tag + _in_file_name(args.get(a.name)))
+        if "forgotten" in args:  # clients that were left out later (``Partition.without_client``)
+            parts.append("without-" + _in_file_name(args["forgotten"]))
         return "-".join([self.name, *parts, f"s{seed}"])
 
     def command(self, args: Values, seed: int | None = None) -> str:
