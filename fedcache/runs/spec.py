@@ -415,11 +415,16 @@ def _check_stages(config: TrainConfig, method: Method, settings: Mapping[str, Va
     """Raise UsageError unless uploads are sums over labelled rows, so that classes can be added later."""
     is_global = method.protocol(settings) == "global"
     sums = method.one_shot and method.additive(settings) and "labels" in method.reads(settings)
-    if not (is_global and sums) or non_default_options(config):
+    given = ", ".join(options_beyond_sums(config))
+    why = ""
+    if not (is_global and sums):
+        why = f"the uploads of {method.name} are not sums over labelled rows"
+    elif given:
+        why = f"with {given} the server does not simply add up all uploads"
+    if why:
         raise UsageError(
-            "--stages needs a method whose uploads are sums over labelled rows, such as fed3r, and a run without "
-            "options for privacy or bad uploads.",
-            "Leave --stages out.",
+            f"--stages cannot be used, because {why}.",
+            "For example fedcache train fed3r --stages 5",
         )
 
 

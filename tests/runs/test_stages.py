@@ -114,11 +114,11 @@ def test_a_stage_without_test_rows_has_no_accuracy(rows, tmp_path):
 def test_stages_need_sums_over_labelled_rows(name):
     config = TrainConfig(method=name, stages=2)
     settings = METHODS[name].resolve("paper", {})
-    refused(lambda: resolve_run(config, METHODS[name], settings, ["a"], 5), "stages needs")
+    refused(lambda: resolve_run(config, METHODS[name], settings, ["a"], 5), name)
 
 
 def test_stages_that_cannot_be_are_refused(store, parts):
     refused(lambda: fc.train("fed3r", store, parts, stages=CLASSES + 1), "only 6 classes")
     private = {"dp_clip": 1.0, "dp_noise": 1.0, "dp_seed": 0}
-    refused(lambda: fc.train("fed3r", store, parts, stages=2, **private), "stages needs")
+    refused(lambda: fc.train("fed3r", store, parts, stages=2, **private), "dp_clip")
     must_fail("--stages", f"train fed3r --store {store.path} --stages 0")
