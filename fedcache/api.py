@@ -403,6 +403,7 @@ def evaluate(
     one_for_all: bool = False,
     temperature: float | None = None,
     client_prior: Literal["none", "classes", "counts", "fitted", "em"] = "none",
+    coverage: float | None = None,
     out: str | Path | None = None,
     with_images: bool = False,
     options: Mapping[str, Any] | None = None,
@@ -422,6 +423,8 @@ def evaluate(
             classes that the client does not have, ``counts`` adds the log counts, ``fitted`` adds the log of smoothed
             shares, and ``em`` adds the log of shares estimated from the scores of these rows. ``client_prior`` of
             the returned evaluation has the accuracy without and with the prior.
+        coverage: also make prediction sets of a global model that contain the true class with at least this
+            probability, calibrated on the run's validation rows; ``prediction_sets`` of the returned evaluation.
         out: .html, .csv or .json file to write with all figures.
         with_images: whether the page also shows images of mistakes.
         options: other keywords of ``extract``.

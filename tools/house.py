@@ -187,16 +187,16 @@ def sizes(known: dict[str, Path]) -> dict[str, list[str]]:
 METHODS = ("federate", "methods")
 """Folders of the package and the tests with one file for each method, which no limit counts."""
 
-TOKENS = {"fedcache": 626_040, "tests": 436_300, "tools": 78_500}
+TOKENS = {"fedcache": 627_780, "tests": 437_920, "tools": 78_500}
 """Most code tokens of the package and of the tests, each without methods, and of tools with benchmarks.
 
 A limit goes down when code goes, and up only with a feature that users asked for: parts and join, published stores,
 sounds and layers of language models, extraction on several GPUs (30,400 tokens of the package), the prior of clients
 and ridges that methods choose (4,000), the lint of words in tools (1,100), the help on one page, answers to guessed
 command lines, and stores that are named and chosen for a folder (5,000); class texts for photographs, centred
-features, a prior in training, predictions and exports, and one table for several settings (9,100); and once for about
-4,000 statements that were made from dense ones (3,000). A new method and its
-test need no change here: each is a file of its own. Folders of the package have no limits of their own, because a
+features, a prior in training, predictions and exports, and one table for several settings (9,100); prediction sets
+with a coverage (1,740); and once for about 4,000 statements that were made from dense ones (3,000). A new method and
+its test need no change here: each is a file of its own. Folders of the package have no limits of their own, because a
 concept may move to its own folder.
 """
 

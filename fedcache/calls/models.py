@@ -98,7 +98,9 @@ def evaluate(given: Mapping[str, Any]) -> RunEvaluation:
         str(given["client_prior"]),
         config.weights,
     )
-    request = EvaluateOptions(**rows, split=given["split"], with_images=with_images)
+    request = EvaluateOptions(
+        **rows, split=given["split"], coverage=given["coverage"], with_images=with_images
+    )
     home = Home.from_environment()
     place = place_of(given["source"])
     observer = given["observer"] or Silent()

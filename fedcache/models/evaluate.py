@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from fedcache.errors import StoreError, unknown
 from fedcache.federate.engine.outcome import macro_f1
 from fedcache.models.client_prior import NEVER, ClientPrior, add_offset, grid_minimum
+from fedcache.models.prediction_sets import PredictionSets
 from fedcache.models.predictor import Predictor
 from fedcache.models.sources import FileFeatures, features_of_file, rows_of_split
 from fedcache.notebooks import html_facts, percent
@@ -318,6 +319,7 @@ class RunEvaluation:
     clients: ClientSpread | None = None  # None if one model was evaluated
     mistakes: Mistakes | None = None  # the most confident mistakes; None if they were not requested
     client_prior: PriorAccuracy | None = None  # None for ``--client-prior none``
+    prediction_sets: PredictionSets | None = None  # None without ``--coverage``
 
     @property
     def short_run(self) -> str:
@@ -382,6 +384,8 @@ class RunEvaluation:
             )
         if self.client_prior is not None:
             notes.append(self.client_prior.sentence())
+        if self.prediction_sets is not None:
+            notes += self.prediction_sets.sentences()
         if m.nll == float("inf"):
             notes.append(
                 "NLL is inf, because the model gives probability 0 to the true class of some rows."
@@ -407,6 +411,9 @@ class RunEvaluation:
         prior = None
         if self.client_prior is not None:
             prior = self.client_prior.to_dict()
+        sets = None
+        if self.prediction_sets is not None:
+            sets = self.prediction_sets.to_dict()
         return {
             **plain,
             "backbones": list(self.backbones),
@@ -415,6 +422,7 @@ class RunEvaluation:
             "clients": clients,
             "measures": self.measures.to_dict(),
             "client_prior": prior,
+            "prediction_sets": sets,
         }
 
 

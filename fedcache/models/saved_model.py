@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -1170,6 +1171,13 @@ class EvaluateOptions:
         choices=("all", "train", "test", "validation"),
         common=True,
     )
+    coverage: float | None = option(
+        None,
+        "Also make prediction sets with this coverage, for one global model and a run with --validation.",
+        RESULT,
+        default_text="no prediction sets",
+        common=True,
+    )
     with_images: bool = option(
         False,
         "Also show the images of the most confident mistakes in FILE.html.",
@@ -1185,6 +1193,14 @@ class EvaluateOptions:
         default_text="not written",
         common=True,
     )
+
+    def __post_init__(self) -> None:
+        c = self.coverage
+        if c is not None and not (isinstance(c, Real) and 0 < c < 1):
+            raise UsageError(
+                f"--coverage is {c!r}, expected a number above 0 and below 1.",
+                "--coverage 0.9",
+            )
 
 
 @dataclass(frozen=True)

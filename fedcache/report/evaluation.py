@@ -177,6 +177,16 @@ def _lines(e: RunEvaluation) -> Iterator[dict[str, Any]]:
         for name, by_score in accuracies.items():
             accuracy = by_score["pooled"]
             yield {"scope": "own test rows", "name": name, "rows": prior.rows, "accuracy": accuracy}
+    if e.prediction_sets is not None:
+        sets = e.prediction_sets
+        coverage = sets.figures()["pooled"]
+        name = f"sets of coverage {sets.target:g}"
+        yield {
+            "scope": "own test rows",
+            "name": name,
+            "rows": sets.total.rows,
+            "accuracy": coverage,
+        }
     if e.clients is None:
         return
     for name, accuracy in e.clients.clients.items():

@@ -1,6 +1,6 @@
 """Scores the clients of a run on their own test rows, without and with a client prior.
 
-For this, the module finds the run of a model and the partition of that run.
+For this, the module finds the run of a model and the rows of that run, for ``evaluate_sets`` too.
 """
 
 from __future__ import annotations
@@ -50,9 +50,6 @@ MOST_ESTIMATED = 1 << 20
 """Limit for probabilities from which ``em`` estimates a client's class shares. Above it, ``em`` uses every k-th row."""
 
 
-LEAVE_OUT = "Leave --client-prior out."
-
-
 def with_client_prior(
     predictor: Predictor, place: Path, options: ModelOptions, home: Home, observer: Observer
 ) -> Predictor:
@@ -76,7 +73,7 @@ def with_client_prior(
         )
     # The source None stands for the run's own store.
     tests = PriorTests.of(place, predictor, None, kind, home, [name], observer)
-    number = tests.partition.table.names.index(name)
+    number = tests.own.partition.table.names.index(name)
     # ``priors`` has one row for each scored client. ``numbers`` has their numbers, sorted.
     row_in_priors = int(np.searchsorted(tests.numbers, number))
     log_prior = tests.priors.log_prior(row_in_priors)
@@ -111,7 +108,10 @@ def partition_of_seed(
         partition = Partition.load(file, dataset=str(result["dataset"]["digest"]))
     elif store is not None:
         name = train_table(folder).get("partition") or result["partition"]["name"]
-        partition = load_partition(store, str(name))
+        try:
+            partition = load_partition(store, str(name))
+        except UsageError:  # no such file or saved partition
+            return None
     else:
         return None
     if partition.digest not in result["partition"]["digests"]:
@@ -119,18 +119,100 @@ def partition_of_seed(
     return partition
 
 
+def no_test_rows() -> StoreError:
+    """The error if no client is tested on a row that is evaluated."""
+    return StoreError(
+        "No client has a test row among the rows that are evaluated.",
+        "Leave --split out, or use --split test.",
+    )
+
+
+@dataclass(frozen=True)
+class OwnRows:
+    """The rows that a model's run was trained and tested on."""
+
+    store: Store
+    partition: Partition  # of the model's seeds
+    label: NDArray[np.int64]  # [N], number of the model's class; -1 if it is unknown
+    private: bool  # whether the run has differential privacy
+
+    @classmethod
+    def of(
+        cls, place: Path, first: Predictor, source: object | None, home: Home, option: str
+    ) -> OwnRows:
+        """The rows of a model's run, for an option that needs the test rows and class scores of its clients.
+
+        Args:
+            place: the directory of a run, or a model file.
+            first: the model, or that of the first client.
+            source: of the rows that are evaluated. It must be the run's own store; None means this store.
+            home: with the run.
+            option: its name.
+
+        Raises UsageError for a method or data that ``option`` cannot use, StoreError for a run whose partition is gone.
+        """
+        facts = first.members[0].facts
+        run = facts.run[:12]
+        found = find_run(place, facts.run, home)
+        if found is None:
+            raise StoreError(
+                f"The run {run} no longer exists, but {option} needs its partition.",
+                "fedcache runs list",
+            )
+        folder, result = found
+        if source is None:
+            source = store_behind(folder, result)
+        if not isinstance(source, Store) or source.dataset["digest"] != result["dataset"]["digest"]:
+            own_store = store_behind(folder, result)
+            hint = "fedcache ls"
+            if own_store is not None:
+                hint = f"--store {shell_word(own_store.path)}"
+            raise UsageError(
+                f"{option} needs the store that the run was trained on, because no other store has "
+                "the clients' rows.",
+                hint,
+            )
+        store = source
+        if first.deployed[0].method.by_similarity(facts.hp):
+            raise UsageError(
+                f"{facts.method} predicts by similarity to prototypes, but {option} needs class "
+                "scores.",
+                f"Leave {option} out.",
+            )
+        partitions = []
+        # A run of --clients-from has no partition of one store, so the check below refuses it.
+        if not train_table(folder).get("clients_from"):
+            for member in first.members:
+                of_seed = partition_of_seed(folder, result, member.facts.seed, store)
+                if of_seed is not None:
+                    partitions.append(of_seed)
+        if len(partitions) < len(first.members):
+            raise StoreError(
+                f"The partition of the run {run} is not available, and {option} needs it.",
+                f"Leave {option} out.",
+            )
+        partition = partitions[0]
+        if any(other.digest != partition.digest for other in partitions):
+            raise UsageError(
+                f"{option} needs the model of one seed, because each seed has its own partition.",
+                f"--seed {facts.seed}",
+            )
+        samples = store.samples
+        label = model_labels(np.asarray(samples.label, np.int64), samples.classes, first.classes)
+        label = np.where(samples.ok == 1, label, -1)
+        return cls(store, partition, label, is_private(result))
+
+
 @dataclass(frozen=True)
 class PriorTests:
     """The clients of a run, with their test rows and priors."""
 
-    store: Store
-    partition: Partition
+    own: OwnRows
     priors: ClientPriors
     # [K], sorted: for each scored client, thus for each row of ``priors``, its number in the partition
     numbers: NDArray[np.int64]
     # names of clients that are scored by their own models; None if one model scores all
     own_models: frozenset[str] | None
-    label: NDArray[np.int64]  # [N], number of the model's class; -1 if it is unknown
 
     @classmethod
     def of(
@@ -146,79 +228,29 @@ class PriorTests:
         """The clients of a model's run.
 
         Args:
-            place: the directory of a run, or a model file.
-            first: the model, or that of the first client.
-            source: of the rows that are evaluated. It must be the run's own store; None means this store.
+            place, first, source, home: as of ``OwnRows.of``.
             kind: of the prior.
-            home: with the run.
             clients: names of the clients that are scored, each by its own model; None to score all by one model.
             observer: receives a warning if the class counts do not fit the prior.
 
-        Raises UsageError for a method or data without client priors, StoreError for a run whose partition is gone.
+        Raises UsageError for a method without client priors; other errors as ``OwnRows.of``.
         """
         if kind not in CLIENT_PRIORS:
             raise unknown("client prior", kind, CLIENT_PRIORS)
+        own = OwnRows.of(place, first, source, home, "--client-prior")
         facts = first.members[0].facts
-        found = find_run(place, facts.run, home)
-        if found is None:
-            raise StoreError(
-                f"The run {facts.run[:12]} no longer exists, but a client prior needs its partition.",
-                "fedcache runs list",
-            )
-        folder, result = found
-        if source is None:
-            source = store_behind(folder, result)
-        if not isinstance(source, Store) or source.dataset["digest"] != result["dataset"]["digest"]:
-            own_store = store_behind(folder, result)
-            hint = "fedcache ls"
-            if own_store is not None:
-                hint = f"--store {shell_word(own_store.path)}"
-            raise UsageError(
-                "A client prior needs the store that the run was trained on, because no other store has "
-                "the clients' rows.",
-                hint,
-            )
-        store = source
-        method = first.deployed[0].method
-        if "labels" not in method.reads(facts.hp):
+        if "labels" not in first.deployed[0].method.reads(facts.hp):
             raise UsageError(
                 f"{facts.method} trains without labels, but a client prior needs class counts.",
-                LEAVE_OUT,
+                "Leave --client-prior out.",
             )
-        if method.by_similarity(facts.hp):
-            raise UsageError(
-                f"{facts.method} predicts by similarity to prototypes, but a client prior needs class "
-                "scores.",
-                LEAVE_OUT,
-            )
-        if kind in ("fitted", "em") and is_private(result):
+        if kind in ("fitted", "em") and own.private:
             raise UsageError(
                 "The run has differential privacy. Its epsilon does not cover the class counts of all "
                 f"clients, which --client-prior {kind} reads.",
                 "--client-prior counts",
             )
-        partitions = []
-        # A run of --clients-from has no partition of one store, so the check below refuses it.
-        if not train_table(folder).get("clients_from"):
-            for member in first.members:
-                of_seed = partition_of_seed(folder, result, member.facts.seed, store)
-                if of_seed is not None:
-                    partitions.append(of_seed)
-        if len(partitions) < len(first.members):
-            raise StoreError(
-                f"The partition of the run {facts.run[:12]} is not available, and a client prior needs it.",
-                LEAVE_OUT,
-            )
-        partition = partitions[0]
-        if any(other.digest != partition.digest for other in partitions):
-            raise UsageError(
-                "--client-prior needs the model of one seed, because each seed has its own partition.",
-                f"--seed {facts.seed}",
-            )
-        samples = store.samples
-        label = model_labels(np.asarray(samples.label, np.int64), samples.classes, first.classes)
-        label = np.where(samples.ok == 1, label, -1)
-        table = partition.table
+        table = own.partition.table
         # A row counts once for each client that is tested on it.
         test_rows = int(table.test_sizes.sum())
         step = max(1, -(-test_rows // MOST_SCORED))
@@ -230,15 +262,15 @@ class PriorTests:
                 raise unknown("client", clients[0], table.names)
             numbers = np.union1d(numbers, table.names.index(clients[0]))
             own_models = frozenset(clients)
-        counts = class_counts(table.train.take(numbers), label, len(first.classes))
+        counts = class_counts(table.train.take(numbers), own.label, len(first.classes))
         priors = ClientPriors.of(kind, counts)
         # The warning names a concentration, which a private run does not disclose.
         caution = None
-        if not is_private(result):
+        if not own.private:
             caution = priors.caution()
         if caution is not None:
             observer.warn(caution)
-        return cls(store, partition, priors, numbers, own_models, label)
+        return cls(own, priors, numbers, own_models)
 
     def measured(
         self, first: Predictor, rows: LabelledRows, observer: Observer, stop: Stop
@@ -247,25 +279,22 @@ class PriorTests:
 
         Raises StoreError without a test row, StoppedError after a stop.
         """
-        wanted = np.zeros(self.store.rows, bool)
+        wanted = np.zeros(self.own.store.rows, bool)
         wanted[rows.rows] = True
         with piece_of_work(observer, "client priors", len(self.numbers), "clients"):
             tests = self._tests(first, wanted, observer, stop)
-            by_client = measure_prior(self.store, tests, self.label)
+            by_client = measure_prior(self.own.store, tests, self.own.label)
         if not by_client:
-            raise StoreError(
-                "No client has a test row among the rows that are evaluated.",
-                "Leave --split out, or use --split test.",
-            )
+            raise no_test_rows()
         return PriorAccuracy(
-            self.priors.kind, self.priors.concentration, self.partition.test_protocol, by_client
+            self.priors.kind, self.priors.concentration, self.own.partition.test_protocol, by_client
         )
 
     def _tests(
         self, first: Predictor, wanted: NDArray[np.bool_], observer: Observer, stop: Stop
     ) -> Iterator[tuple[ClientPrior, Predictor, NDArray[np.int64]]]:
         """Yield the prior, the model and the test rows of each client."""
-        table = self.partition.table
+        table = self.own.partition.table
         for row_in_priors, number in enumerate(self.numbers.tolist()):
             if stop.requested:
                 raise StoppedError(
@@ -299,7 +328,7 @@ class PriorTests:
         step = max(1, -(-len(test) * classes // MOST_ESTIMATED))
         # The empty array gives ``concatenate`` something to work on if there are no test rows.
         probabilities = [np.empty((0, classes))]
-        for _, scores in predictor.over_store(self.store, test[::step]):
+        for _, scores in predictor.over_store(self.own.store, test[::step]):
             probabilities.append(predictor.mean_probability(scores))
         return estimate_log_prior(np.concatenate(probabilities), shares)
 

@@ -38,6 +38,7 @@ from fedcache.process import Stop
 from fedcache.progress import Observer, Silent, piece_of_work
 from fedcache.runs.directory import MODELS, command_saving, result_of, train_table
 from fedcache.runs.evaluate_prior import PriorTests, find_run, partition_of_seed
+from fedcache.runs.evaluate_sets import prediction_sets
 from fedcache.runs.origin import store_behind
 from fedcache.runs.predict_run import (
     check_saved,
@@ -161,6 +162,9 @@ def evaluate_run(
                 yield str(name), replace(first, client=name).checked()
                 observer.advance(1)
 
+    sets = None
+    if request.coverage is not None:
+        sets = prediction_sets(place, first, rows, request.coverage, options, home, observer, stop)
     # Priors and images that are not possible are refused before anything is measured.
     tests = None
     if options.client_prior != "none":
@@ -213,6 +217,7 @@ def evaluate_run(
         clients=spread,
         mistakes=mistakes,
         client_prior=prior,
+        prediction_sets=sets,
     )
     warning = warning_of_trained_rows(place, members, evaluation.short_run, rows, home)
     if warning is not None:

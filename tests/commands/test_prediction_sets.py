@@ -1,0 +1,188 @@
+"""``evaluate --coverage``: the threshold of federated conformal prediction, and the sets on the clients' test rows."""
+
+import json
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import fedcache, ok
+from failing_command import must_fail
+from homes import made_once
+from made_path import place_of, run_of
+
+import fedcache as fc
+from fedcache.errors import Exit
+from fedcache.federate.partition.partition import Partition
+from fedcache.models.prediction_sets import threshold
+from fedcache.store.store import Store
+
+
+def trained(place: Path) -> Path:
+    """A store of six classes that overlap, one without rows of the test split, and runs of one client per class."""
+    rng = np.random.default_rng(0)
+    y = np.tile(np.arange(6), 100)
+    x = (rng.normal(size=(600, 8)) + 1.3 * np.eye(6, 8)[y]).astype(np.float32)
+    block = np.arange(600) // 6
+    split = np.where(block % 12 == 1, 2, (block % 3 == 0) & (y < 5))
+    np.savez(place / "rows.npz", features=x, labels=y, split=split)
+    path = place_of(f"ingest {place}/rows.npz --name rows")
+    ok(f"train --method fed3r --by class --validation 0.3 --store {path}")
+    ok(f"train --method solo --rounds 1 --by class --store {path}")
+    ok(f"train --method fedncm --by class --store {path}")
+    ok(f"train --method afl --scheme iid --clients 3 --validation split --store {path}")
+    return path
+
+
+store = made_once(trained)
+
+
+@pytest.mark.parametrize(
+    ("rows", "clients", "coverage", "rank"),
+    [
+        (8, 2, 0.7, 7),
+        (8, 2, 0.71, 8),
+        (8, 2, 0.8, 8),
+        (8, 2, 0.81, np.inf),  # rank 9 of 8 scores
+        (93, 7, 0.07, 7),  # 100 * 0.07 is above 7 in float64
+        (1, 1, 1e-12, 1),
+    ],
+)
+def test_the_threshold_is_the_score_of_this_rank(rows, clients, coverage, rank):
+    scores = np.random.default_rng(0).permutation(np.arange(1.0, rows + 1))
+    assert threshold(scores, clients, coverage) == rank
+
+
+def test_a_row_of_one_of_several_unlike_clients_is_covered():
+    """The row is of client k with probability (n_k + 1) / (N + K); a rank of fewer scores covers too little."""
+    rng = np.random.default_rng(0)
+    sizes = np.array([1, 2, 3, 4, 30])
+    owner = np.repeat(np.arange(5), sizes)
+    tests = rng.choice(5, 4_000, p=(sizes + 1) / (sizes + 1).sum())
+    covered = [
+        rng.normal(-5 * client) <= threshold(rng.normal(-5 * owner), 5, 0.8) for client in tests
+    ]
+    error = np.sqrt(0.8 * 0.2 / len(tests))
+    assert 0.8 - 3 * error <= np.mean(covered) <= 0.8 + 6 / 45 + 3 * error
+
+
+@pytest.mark.parametrize("coverage", [0.3, 0.8, 0.99])
+def test_all_figures_are_those_of_the_probabilities_of_the_loaded_model(store, tmp_path, coverage):
+    run = run_of("fed3r")
+    X, y = Store.open(store).Xy(split=None)
+    score = 1 - fc.load_model(run).probabilities(X)
+    (file,) = run.glob("partition-*.partition")
+    clients = Partition.load(file).clients
+    held = np.concatenate([c.validation for c in clients])
+    q = np.inf
+    if coverage < 0.99:
+        rank = np.ceil((len(held) + 6) * coverage).astype(int)
+        q = np.sort(score[held, y[held]])[rank - 1]
+    tests = {c.name: [row for row in c.test if row // 6 % 3 == 0] for c in clients}
+    assert tests.pop("5")
+    sizes = {name: (score[rows] <= q).sum(1) for name, rows in tests.items()}
+    covered = {name: score[rows, y[rows]] <= q for name, rows in tests.items()}
+    each = [c.mean() for c in covered.values()]
+    size = np.concatenate(list(sizes.values()))
+    wanted = {
+        "target": coverage,
+        "threshold": q,
+        "calibration_rows": len(held),
+        "calibration_clients": 6,
+        "without_rows": 1,
+        "rows": len(size),
+        "client_mean": np.mean(each),
+        "lowest": min(each),
+        "clients_below": np.sum(np.less(each, coverage)),
+        "pooled": np.concatenate(list(covered.values())).mean(),
+        "mean_size": size.mean(),
+        "single_share": (size == 1).mean(),
+        "empty_share": (size == 0).mean(),
+    }
+    found = fc.evaluate(run, store=store, split="test", coverage=coverage, out=tmp_path / "e.json")
+    told = found.prediction_sets.to_dict()
+    (kept,) = json.loads((tmp_path / "e.json").read_text())
+    if coverage < 0.99:  # JSON has no infinity
+        assert kept["prediction_sets"] == told
+    for name, counts in told.pop("clients").items():
+        assert counts["covered"] == covered[name].sum()
+        assert counts["classes"] == sizes[name].sum()
+    assert told.pop("test_protocol") == "within"
+    assert told == pytest.approx(wanted, rel=1e-12)
+
+
+def test_validation_rows_that_all_clients_share_are_those_of_one_client(store):
+    done = ok(f"evaluate {run_of('afl')} --store {store} --split test --coverage 0.8")
+    found = done.data["runs"][0]["prediction_sets"]
+    assert found["calibration_clients"] == 1
+    assert found["calibration_rows"] == 54
+
+
+def test_a_score_that_equals_the_threshold_is_in_the_set(own_home, tmp_path):
+    """All rows of a class are equal, and the threshold is the highest score."""
+    y = np.tile(np.arange(3), 200)
+    split = (np.arange(600) % 4 == 0).astype(int)
+    np.savez(
+        tmp_path / "rows.npz", features=np.eye(3, 8, dtype=np.float32)[y], labels=y, split=split
+    )
+    path = place_of(f"ingest {tmp_path}/rows.npz --name rows")
+    run = place_of(f"train --method fed3r --scheme iid --clients 3 --validation 0.3 --store {path}")
+    found = fc.evaluate(run, store=path, split="test", coverage=0.95).prediction_sets
+    assert found.total.rows == found.total.covered == found.total.single
+
+
+def test_validation_rows_without_labels_are_none(own_home, tmp_path):
+    split = np.arange(60) % 3
+    y = np.where(split == 2, -1, np.arange(60) % 4)
+    x = np.random.default_rng(0).normal(size=(60, 8)).astype(np.float32)
+    np.savez(tmp_path / "rows.npz", features=x, labels=y, split=split)
+    path = place_of(f"ingest {tmp_path}/rows.npz --name rows --no-label=-1")
+    words = "train --method fed3r --scheme iid --clients 2 --validation split"
+    run = place_of(f"{words} --store {path}")
+    words = f"evaluate {run} --store {path} --split test --coverage 0.5"
+    must_fail("needs labelled validation rows", words, code=Exit.STORE)
+
+
+def test_the_page_and_the_terminal_have_the_same_sentences(store, tmp_path):
+    words = f"evaluate {run_of('fed3r')} --store {store} --split test --coverage 0.99"
+    out = " ".join(fedcache(words, "-o", tmp_path / "e.html").out.split())
+    page = (tmp_path / "e.html").read_text()
+    for said in (
+        "the threshold is inf, from 106 validation rows of 6 clients",
+        "the coverage needs 594 validation rows",
+        "Clients without test rows, left out: 1.",
+    ):
+        assert said in out
+        assert said in page
+
+
+@pytest.mark.parametrize(
+    ("method", "more", "said"),
+    [
+        ("fed3r", "--coverage 1", "above 0 and below 1"),
+        ("fed3r", "--coverage nan", "above 0 and below 1"),
+        ("fed3r", "--client-prior counts", "cannot be combined"),
+        ("solo", "", "one global model"),
+    ],
+)
+def test_what_has_no_prediction_sets_is_refused_by_name(store, method, more, said):
+    words = f"evaluate {run_of(method)} --store {store} --coverage 0.8 {more}"
+    must_fail(said, words)
+
+
+def test_the_hint_for_a_run_without_validation_rows_trains_one_with_them(store):
+    words = f"evaluate --store {store} --coverage 0.8"
+    error = must_fail("needs labelled validation rows", words, run_of("fedncm"), code=Exit.STORE)
+    hint = shlex.split(error["hint"].partition("  fedcache ")[2])
+    run = place_of(*hint, "--scheme", "iid")
+    found = ok(words, run).data["runs"][0]["prediction_sets"]
+    assert found["calibration_rows"] > 0
+    must_fail("No client has a test row", f"{words} --split train", run, code=Exit.STORE)
+    (run / "partition-0.partition").unlink()
+    must_fail("partition of the run", words, run, code=Exit.STORE)
+
+
+def test_validation_rows_of_a_private_run_are_not_read(store, monkeypatch):
+    monkeypatch.setattr("fedcache.runs.evaluate_prior.is_private", lambda _result: True)
+    words = f"evaluate {run_of('fed3r')} --store {store} --coverage 0.8"
+    must_fail("epsilon does not cover", words)
