@@ -328,10 +328,21 @@ def _order_of_value(value: object) -> tuple[int, float, str]:
 
 
 def unlike_tests(results: Iterable[Mapping[str, Any]]) -> str | None:
-    """Why validation may prefer the wrong kind of model, personal or global; None if this cannot happen."""
+    """Why scores may prefer the wrong kind of model, personal or global; None if this cannot happen."""
     known = list(results)
     kinds = {result.get("protocol") for result in known}
-    if len(kinds) < 2 or not has_validation(known):
+    if len(kinds) < 2:
+        return None
+    protocols = {r.get("partition", {}).get("args", {}).get("test_protocol") for r in known}
+    without_prior = [
+        r for r in known if r.get("protocol") == "global" and "client_prior" not in r["accuracy"]
+    ]
+    if "matched" in protocols and without_prior:
+        return (
+            "Each client is tested with its own class shares. Personal models learn these shares, but models for all "
+            "clients do not. For a fair comparison, score these models with the shares, too: --client-prior fitted"
+        )
+    if not has_validation(known):
         return None
     if not any(map(unseen_classes, known)):
         return None

@@ -3,7 +3,7 @@
 import pytest
 from scipy import stats
 
-from fedcache.runs.score import Score, rows_interval, score_for, score_of, wilson
+from fedcache.runs.score import Score, rows_interval, score_for, score_of, unlike_tests, wilson
 
 OWN = {"mean": 0.5, "std": 0.1, "per_seed": [0.4, 0.6], "client_mean": 0.5}
 NEW = {
@@ -59,3 +59,15 @@ def test_what_does_not_vary_over_seeds_has_an_interval_over_test_rows_and_no_dev
     assert rows_interval(result(OWN, confusion=[[30, 10], [10, 30]])) is None
     assert rows_interval({**told, "partition": {"digests": ["p", "q"]}}) is None
     assert rows_interval({**told, "protocol": "personalised"}) is None
+
+
+def test_a_table_says_when_only_personal_models_know_the_class_shares_of_the_tests():
+    matched = {"partition": {"args": {"test_protocol": "matched"}}, "accuracy": {}}
+    personal = {**matched, "protocol": "personalised"}
+    plain = {**matched, "protocol": "global"}
+    with_prior = {**plain, "accuracy": {"client_prior": {"own_rows": 0.5}}}
+    assert "--client-prior fitted" in unlike_tests([personal, plain])
+    assert unlike_tests([personal, with_prior]) is None
+    assert unlike_tests([plain, plain]) is None
+    balanced = {"partition": {"args": {"test_protocol": "balanced"}}}
+    assert unlike_tests([{**personal, **balanced}, {**plain, **balanced}]) is None
