@@ -147,7 +147,9 @@ def command_of(entry: StoredRun, store: str) -> str:
 def _partition(entry: StoredRun, name: str) -> list[str]:
     """Options of a partition: its name if it is saved, its scheme if it was made for the run."""
     partition = entry.result["partition"]
-    if name and not name.endswith(PARTITION_SUFFIXES):
+    # No scheme makes a partition again from which clients were removed later.
+    is_reduced = "forgotten" in partition["args"]
+    if name and (is_reduced or not name.endswith(PARTITION_SUFFIXES)):
         return ["--partition", name]
     words = ["--scheme", partition["scheme"]]
     args = {k: v for k, v in partition["args"].items() if v is not None}

@@ -19,7 +19,7 @@ from fedcache.models.predictor import Predictor
 from fedcache.models.saved_model import ModelOptions
 from fedcache.process import Stop
 from fedcache.progress import Observer
-from fedcache.runs.evaluate_prior import OwnRows, no_test_rows
+from fedcache.runs.evaluate_prior import MOST_SCORED, OwnRows, no_test_rows
 from fedcache.runs.predict_run import counted
 
 LEAVE_OUT = "Leave --coverage out."
@@ -100,18 +100,21 @@ def prediction_sets(
             covered[part] = of_truth <= limit
             done(len(part))
     by_client = {}
-    for number, name in enumerate(table.names):
-        test = table.test_of(number)
-        test = test[size[test] >= 0]
-        if len(test):
-            sizes = size[test]
-            by_client[name] = SetCounts(
-                len(test),
-                int(covered[test].sum()),
-                int(sizes.sum()),
-                int((sizes == 1).sum()),
-                int((sizes == 0).sum()),
-            )
+    without_rows = 0
+    # Clients with the same test rows have the same counts.
+    of_common = None
+    step = max(1, int(table.tests.sizes.sum()) // MOST_SCORED)
+    for number in range(0, len(table), step):
+        counts = of_common
+        if counts is None or not table.shares[number]:
+            test = table.test_of(number)
+            counts = _counts(size[test], covered[test])
+        if table.shares[number]:
+            of_common = counts
+        if counts.rows:
+            by_client[table.names[number]] = counts
+        else:
+            without_rows += 1
     if not by_client:
         raise no_test_rows()
     return PredictionSets(
@@ -121,7 +124,20 @@ def prediction_sets(
         calibration_clients=clients,
         test_protocol=own.partition.test_protocol,
         clients=by_client,
-        without_rows=len(table) - len(by_client),
+        without_rows=without_rows,
+    )
+
+
+def _counts(size: NDArray[np.int64], covered: NDArray[np.bool_]) -> SetCounts:
+    """The counts of a client's test rows [n]: sizes of their sets, -1 for a row without one, and right sets."""
+    known = size >= 0
+    sizes = size[known]
+    return SetCounts(
+        len(sizes),
+        int(covered[known].sum()),
+        int(sizes.sum()),
+        int((sizes == 1).sum()),
+        int((sizes == 0).sum()),
     )
 
 

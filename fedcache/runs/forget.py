@@ -18,7 +18,6 @@ from torch import Tensor
 
 from fedcache.config import Home, PartitionConfig, TrainConfig, resolve
 from fedcache.errors import FederatedRunError, StoreError, UsageError, shell_word
-from fedcache.federate.engine.client_data import SHARED_SUMS
 from fedcache.federate.engine.run import TrainingRun, new_run
 from fedcache.federate.execution.executor import fit_group, groups_of
 from fedcache.federate.partition.partition import Partition
@@ -40,7 +39,7 @@ from fedcache.runs.partitions import keep_partition
 from fedcache.runs.row_sources import Preparation
 from fedcache.runs.run import Run
 from fedcache.runs.run_models import finished_result, load_seed, training_run
-from fedcache.runs.spec import hyperparameters, options_beyond_sums
+from fedcache.runs.spec import hyperparameters, why_not_sums
 from fedcache.store.store import Store
 
 LARGEST_DIFFERENCE = 1e-4
@@ -93,7 +92,8 @@ def forget_client(
     config = resolve(TrainConfig, section, {}, str(folder / "config.toml"))
     _check_adds_up(folder, result, config, store)
     smaller = partition.without_client(client)
-    config = replace(config, partition=keep_partition(store, smaller, home))
+    # A number of clients per round may be larger than the number of the remaining clients.
+    config = replace(config, partition=keep_partition(store, smaller, home), participation="all")
     source = row_source(config, PartitionConfig(), Preparation(home, observer, stop, extract=False))
     inputs = prepare_run(config, source)
     run = train_run(inputs, config, TrainingOptions(folder.parent, observer, stop))
@@ -138,28 +138,22 @@ def _check_adds_up(
 ) -> None:
     """Raise UsageError if the model of a run is not a function of the sum of one upload of each client."""
     method = named_method(config)
-    adds_up = method.one_shot and method.additive(hyperparameters(method, config))
-    given = ", ".join(options_beyond_sums(config))
-    feat_post = result["hyperparameters"].get("feat_post")
-    for is_met, why in (
-        (not adds_up, "the state of its server depends on all clients in every round"),
-        (given, f"with {given}, its server does not simply add up all uploads"),
-        (result["participation"] != "all", "only some clients took part"),
-        (
-            feat_post in SHARED_SUMS,
-            f"feat_post={feat_post} changed all features by means that include the rows of this client",
-        ),
-        (config.partition is None, "each seed has its own partition"),
-    ):
-        if is_met:
-            file = folder / f"partition-{result['seeds'][0]}.partition"
-            partition = shell_word(config.partition or file)
-            raise UsageError(
-                f"This run of {method.name} cannot forget a client by subtraction, because {why}. Only training "
-                "again without the client is exact.",
-                f"A run that can:  fedcache train --store {shell_word(store.place)} --partition {partition} "
-                "--method fed3r",
-            )
+    settings = dict(hyperparameters(method, config))
+    # The value that the run used follows from its backbone.
+    if "feat_post" in settings:
+        settings["feat_post"] = result["hyperparameters"]["feat_post"]
+    why = why_not_sums(config, method, settings, result["partition"]["clients"])
+    if not why and config.partition is None:
+        why = "each seed has its own partition"
+    if why:
+        file = folder / f"partition-{result['seeds'][0]}.partition"
+        partition = shell_word(config.partition or file)
+        raise UsageError(
+            f"This run of {method.name} cannot forget a client by subtraction, because {why}. Only training "
+            "again without the client is exact.",
+            f"A run that can:  fedcache train --store {shell_word(store.place)} --partition {partition} "
+            "--method fed3r",
+        )
 
 
 def by_subtraction(

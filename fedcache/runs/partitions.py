@@ -60,7 +60,8 @@ def command_of(store: Store, name: str) -> str:
         raw = mapped(store.path / partition_file(store.path, store.manifest, name))
         words = words_of(check_words(read_content(raw), name))
         scheme = SCHEMES.get(words["scheme"])
-        if scheme is not None:
+        # No scheme makes a partition again from which clients were removed later.
+        if scheme is not None and "forgotten" not in words["args"]:
             command = scheme.command(words["args"])
             if words["seed"]:
                 command += f" --partition-seed {words['seed']}"
@@ -188,6 +189,10 @@ def save_partition(store: Store, made: Partition, name: str, *, replace: bool) -
     store.put_partition(name, made.to_file())
 
 
+LONGEST_KEPT = 100
+"""Letters of a name to which ``keep_partition`` adds a digest; a store allows 128 letters."""
+
+
 def keep_partition(store: Store, parts: Partition, home: Home) -> str:
     """Save a partition, and return its name for ``--partition``.
 
@@ -198,7 +203,7 @@ def keep_partition(store: Store, parts: Partition, home: Home) -> str:
     if name in store.partitions and store.partition(name).get("digest") == parts.digest:
         return name
     if store.address is None:
-        name = f"{name}-{parts.digest[:8]}"
+        name = f"{name[:LONGEST_KEPT]}-{parts.digest[:8]}"
         store.put_partition(name, parts.to_file())
         return name
     file = home.root / "partitions" / f"{name}-{parts.digest[:16]}.partition"

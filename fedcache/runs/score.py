@@ -333,14 +333,19 @@ def unlike_tests(results: Iterable[Mapping[str, Any]]) -> str | None:
     kinds = {result.get("protocol") for result in known}
     if len(kinds) < 2:
         return None
-    protocols = {r.get("partition", {}).get("args", {}).get("test_protocol") for r in known}
+    # Tests with the class shares of each client: matched ones, and those within each group of --by.
+    own_shares = False
+    for result in known:
+        args = result.get("partition", {}).get("args", {})
+        own_shares |= args.get("test_protocol") == "matched" or args.get("tests") == "within"
     without_prior = [
         r for r in known if r.get("protocol") == "global" and "client_prior" not in r["accuracy"]
     ]
-    if "matched" in protocols and without_prior:
+    if own_shares and without_prior:
         return (
             "Each client is tested with its own class shares. Personal models learn these shares, but models for all "
-            "clients do not. For a fair comparison, score these models with the shares, too: --client-prior fitted"
+            "clients do not. For a fair comparison, train methods with one model that read labels with --client-prior "
+            "fitted, too"
         )
     if not has_validation(known):
         return None

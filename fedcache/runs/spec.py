@@ -15,6 +15,7 @@ from fedcache.config import PRESETS, SAMPLING, Home, PartitionConfig, TrainConfi
 from fedcache.errors import UsageError, unknown
 from fedcache.extract.backbones import lookup
 from fedcache.extract.device import known_device
+from fedcache.federate.engine.client_data import SHARED_SUMS
 from fedcache.federate.engine.hyperparameters import Value, has_batchnorm
 from fedcache.federate.engine.method import ClientOverrides, Method, check_mixed, clients_per_round
 from fedcache.federate.engine.run import executors
@@ -380,8 +381,16 @@ def resolve_run(
                 "a run without differential privacy.",
                 "Leave --client-prior out.",
             )
+    why = ""
     if config.stages > 1:
-        _check_stages(config, method, settings)
+        why = why_not_sums(config, method, settings, clients)
+        if not why and "labels" not in method.reads(settings):
+            why = f"{method.name} reads no labels"
+    if why:
+        raise UsageError(
+            f"--stages cannot be used, because {why}.",
+            "For example fedcache train fed3r --stages 5",
+        )
     rounds = config.rounds or method.defaults.rounds
     if method.one_shot:
         rounds = 1
@@ -411,21 +420,22 @@ def takes_client_prior(method: Method, settings: Mapping[str, Value]) -> bool:
     return is_global and has_class_scores and "labels" in method.reads(settings)
 
 
-def _check_stages(config: TrainConfig, method: Method, settings: Mapping[str, Value]) -> None:
-    """Raise UsageError unless uploads are sums over labelled rows, so that classes can be added later."""
-    is_global = method.protocol(settings) == "global"
-    sums = method.one_shot and method.additive(settings) and "labels" in method.reads(settings)
+def why_not_sums(
+    config: TrainConfig, method: Method, settings: Mapping[str, Value], clients: int
+) -> str:
+    """Why the model of a run is not a function of sums over the rows of all its clients; "" if it is."""
+    if not (method.one_shot and method.additive(settings)):
+        return f"the server of {method.name} does not add up one upload of each client"
     given = ", ".join(options_beyond_sums(config))
-    why = ""
-    if not (is_global and sums):
-        why = f"the uploads of {method.name} are not sums over labelled rows"
-    elif given:
-        why = f"with {given} the server does not simply add up all uploads"
-    if why:
-        raise UsageError(
-            f"--stages cannot be used, because {why}.",
-            "For example fedcache train fed3r --stages 5",
-        )
+    if given:
+        return f"with {given}, its server does not simply add up all uploads"
+    participation = parse_participation(participation_text(config, method, clients))
+    if clients_per_round(participation, clients) < clients:
+        return "only some clients take part"
+    feat_post = settings.get("feat_post")
+    if feat_post in SHARED_SUMS:
+        return f"feat_post={feat_post} changes all features by means over the rows of all clients"
+    return ""
 
 
 def sampling_from_config(config: TrainConfig, method: Method | None = None) -> SamplingRule:

@@ -13,14 +13,16 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedcache.errors import FederatedRunError
-from fedcache.federate.engine.outcome import TrainingOutput
+from fedcache.federate.engine.evaluate import predict_rows
+from fedcache.federate.engine.outcome import DeployedModel, TrainingOutput
 from fedcache.federate.engine.run import TrainingRun, run
 from fedcache.federate.partition.client_table import ClientTable, RowLists
 from fedcache.federate.partition.partition import Partition
-from fedcache.models.calibrate import scores_of_rows
 
 
 def stage_of_classes(classes: int, stages: int, seed: int) -> NDArray[np.int64]:
@@ -68,16 +70,16 @@ def stage_scores(
                     f"The classes of stage {stage + 1} have no training rows.",
                     f"Use fewer stages: --stages {max(1, stages - 1)}",
                 )
-            lists = RowLists.by_owner(train.rows[arrived], train.owner[arrived], len(train))
+            sizes = np.bincount(train.owner[arrived], minlength=len(train))
+            lists = RowLists.of_sizes(train.rows[arrived], sizes)
             names = partition.table.names
             clients = ClientTable.dealt(names, lists, np.empty(0, np.int64), None)
             outcome = run(replace(spec, clients=clients, eval_every=0), out.hp)
         model = outcome.deployed(None)
         assert model is not None  # additive methods have one global model
         rows = test[row_stage[test] <= stage]
-        scores = scores_of_rows(model, spec, rows)
-        scores[:, stage_of > stage] = -np.inf
-        right = scores.argmax(-1) == label[rows]
+        predicted = predictions(model, spec, rows, torch.from_numpy(stage_of > stage))
+        right = predicted == label[rows]
         after_each.append(_share(right))
         by_stage.append([_share(right[row_stage[rows] == s]) for s in range(stage + 1)])
     forgotten = []
@@ -101,6 +103,22 @@ def stage_scores(
         "by_stage": by_stage,
         "stage_of_class": stage_of.tolist(),
     }
+
+
+def predictions(
+    model: DeployedModel, spec: TrainingRun, rows: NDArray[np.int64], absent: Tensor
+) -> NDArray[np.int64]:
+    """int64 [n]: the predicted class of each row; never one of the ``absent`` classes, bool [C]."""
+    x = spec.data.x
+    absent = absent.to(x.device)
+
+    def scores(numbers: Tensor) -> Tensor:
+        features = x[numbers, 0]  # the first view of each row
+        if features.is_floating_point():
+            features = features.to(spec.dtype)
+        return model.scores(features).masked_fill(absent, -torch.inf)
+
+    return predict_rows(scores, x.device, rows)
 
 
 def _share(right: NDArray[np.bool_]) -> float | None:

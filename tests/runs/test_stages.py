@@ -110,11 +110,24 @@ def test_a_stage_without_test_rows_has_no_accuracy(rows, tmp_path):
     assert found["average"] == pytest.approx(np.mean(found["after_each_stage"][1:]))
 
 
-@pytest.mark.parametrize("name", ["fedavg", "solo", "lp-plus-plus", "soft-means"])
-def test_stages_need_sums_over_labelled_rows(name):
-    config = TrainConfig(method=name, stages=2)
-    settings = METHODS[name].resolve("paper", {})
-    refused(lambda: resolve_run(config, METHODS[name], settings, ["a"], 5), name)
+@pytest.mark.parametrize(
+    ("name", "given", "words"),
+    [
+        ("fedavg", {}, "fedavg does not add up"),
+        ("solo", {}, "solo does not add up"),
+        ("lp-plus-plus", {}, "lp-plus-plus does not add up"),
+        ("soft-means", {"feat_post": "l2"}, "soft-means reads no labels"),
+        ("gh-ofl", {"feat_post": "standardize"}, "feat_post=standardize"),
+    ],
+)
+def test_stages_need_sums_over_labelled_rows(name, given, words):
+    config = TrainConfig(method=name, stages=2, set=given)
+    settings = METHODS[name].resolve("paper", given)
+    refused(lambda: resolve_run(config, METHODS[name], settings, ["a"], 5), words)
+
+
+def test_stages_need_all_clients(store, parts):
+    refused(lambda: fc.train("fed3r", store, parts, stages=2, participation=2), "some clients")
 
 
 def test_stages_that_cannot_be_are_refused(store, parts):

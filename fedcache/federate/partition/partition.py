@@ -192,7 +192,7 @@ class Partition:
         rows = self.without_validation().table.train_sizes[number]
         return replace(
             self,
-            args={**self.args, "forgotten": (*forgotten, client)},
+            args={**self.args, "forgotten": tuple(sorted((*forgotten, client)))},
             clients=self.table.without(number),
             dropped=self.dropped + int(rows),
         )

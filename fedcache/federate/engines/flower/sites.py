@@ -481,7 +481,7 @@ class Sites:
             owned = len(self.names.known())
             self.observer.note(f"A name belongs to the first key that uses it. {owned} are taken.")
         while True:
-            arrived += self._request_facts(reasons, max(deadline - time.monotonic(), ANSWER))
+            arrived += self._request_facts(0, reasons, max(deadline - time.monotonic(), ANSWER))
             kept, differing, rejected = self._select_members(arrived)
             # ``--like`` names the group of sites, or more than half of them are in one group.
             decided = bool(self.terms.like) or len(arrived) > 2 * len(differing)
@@ -489,12 +489,14 @@ class Sites:
             late = now >= deadline
             if decided and len(kept) >= self.terms.sites:
                 break
-            if late and len(kept) >= self.terms.start_with:
+            if late and decided and len(kept) >= self.terms.start_with:
                 break
             # A slow node gets all its requests before the run begins without it.
             if late and (not self._slow_nodes() or now >= deadline + REQUESTS * ANSWER):
                 break
             time.sleep(LOOK_EVERY)
+        for node in self._slow_nodes():
+            self.missed.append(MissedSite(0, f"node {node}", "it did not answer in time"))
         for member, why, hint in (*differing, *rejected):
             self._refuse(0, member.facts.name, why, hint)
         if not decided and differing:
@@ -572,8 +574,10 @@ class Sites:
             self.missed.append(entry)
             self.observer.warn(warning)
 
-    def _request_facts(self, reasons: list[FedcacheError | str], wait: float) -> list[Member]:
-        """The new nodes that report their facts; the reasons why other nodes do not are added to ``reasons``.
+    def _request_facts(
+        self, round_: int, reasons: list[FedcacheError | str], wait: float
+    ) -> list[Member]:
+        """The new nodes that report their facts in a round; the reasons why others do not are added to ``reasons``.
 
         Nodes have ``wait`` seconds to answer, or the terms' timeout if that is less.
         """
@@ -591,7 +595,7 @@ class Sites:
                     self._silent[node] += 1
                 if self._silent[node] >= REQUESTS:
                     self._met.add(node)
-                    self.missed.append(MissedSite(0, f"node {node}", answer))
+                    self.missed.append(MissedSite(round_, f"node {node}", answer))
                 reasons.append(answer)
                 self.observer.warn(f"a node sent no description: {answer}.")
                 continue
@@ -599,7 +603,7 @@ class Sites:
             refusal = refusal_of(answer)
             if refusal is not None:
                 reasons.append(refusal)
-                self.missed.append(MissedSite(0, f"node {node}", refusal.message))
+                self.missed.append(MissedSite(round_, f"node {node}", refusal.message))
                 self.observer.warn(f"a site cannot take part: {refusal.message} {refusal.hint}")
                 continue
             try:
@@ -607,7 +611,7 @@ class Sites:
             except ValueError as error:
                 why = f"its description is malformed: {error}"
                 reasons.append(why)
-                self.missed.append(MissedSite(0, f"node {node}", f"rejected: {why}"))
+                self.missed.append(MissedSite(round_, f"node {node}", f"rejected: {why}"))
                 self.observer.warn(
                     f"node {node} is left out, because its description is invalid: {error}."
                 )
@@ -685,7 +689,7 @@ class Sites:
     def newcomers(self, round_: int) -> list[Member]:
         """Late sites that agree with the members, and whose rows and name are accepted; the others are refused."""
         fresh: list[Member] = []
-        for member in in_client_order(self._request_facts([], self.terms.wait)):
+        for member in in_client_order(self._request_facts(round_, [], self.terms.wait)):
             facts = member.facts
             present = [*self.members, *fresh]
             limits = RowLimits.of([*present, member], self.terms.max_rows)
