@@ -234,19 +234,17 @@ def measured(method: str) -> list[str]:
     tried = treatments(method)
     if not tried:
         return [NOT_THERE]
-    protocol = bench()["protocol"]
-    partitions = list(protocol["partitions"])
+    partitions = list(bench()["protocol"]["partitions"])
     rows = [_measured_row(name, treatment, partitions) for name, treatment in tried.items()]
     shown = [row for row in rows if row]
     if not shown:
         return [NOT_THERE]
     blocks = [score["block"] for score in bench()["scores"] if score["treatment"] in tried]
     data, backbones = (sorted({block[key] for block in blocks}) for key in ("data", "backbone"))
-    head = ("setting", *partitions, "rank", "sent by a client", "seconds")
+    head = ("setting", *partitions, "sent by a client", "seconds")
     return [
-        "Mean accuracy of the clients in %, one column for each partition. "
-        f"Data: {', '.join(data)}. Backbones: {', '.join(backbones)}. "
-        f"{protocol['rounds']} rounds, seeds {protocol['seeds']} ([all methods and the protocol](../frozen-bench.md)).",
+        "Mean accuracy over clients in %. Models for all clients have the client prior; in brackets without it. "
+        f"Data: {', '.join(data)}. Backbones: {', '.join(backbones)} ([protocol](../frozen-bench.md)).",
         "",
         *table(head, shown),
     ]
@@ -260,13 +258,24 @@ def _measured_row(
     ]
     if not scores:
         return ()
-    by = {part: [s for s in scores if s["block"]["partition"] == part] for part in partitions}
-    accuracy = [
-        f"{100 * fmean(fmean(s['values']) for s in of):.1f}" if of else "" for of in by.values()
-    ]
-    setting = ", ".join(fixed_settings(treatment)) or "as in the paper"
+    accuracy = []
+    for part in partitions:
+        of_part = [s for s in scores if s["block"]["partition"] == part]
+        accuracy.append(_mean_accuracy(of_part))
+    setting = ", ".join(fixed_settings(treatment)) or "default"
     sent, seconds = (fmean(score[key] for score in scores) for key in ("bytes_up", "seconds"))
-    return (setting, *accuracy, _rank(name), byte_size(round(sent)), f"{seconds:.2f}")
+    return (setting, *accuracy, byte_size(round(sent)), f"{seconds:.2f}")
+
+
+def _mean_accuracy(scores: list[Mapping[str, Any]]) -> str:
+    """Mean accuracy in %, with the client prior if there is one, and without it in brackets."""
+    if not scores:
+        return ""
+    plain = f"{100 * fmean(fmean(s['values']) for s in scores):.1f}"
+    if not any(s["with_prior"] for s in scores):
+        return plain
+    with_prior = 100 * fmean(fmean(s["with_prior"]) for s in scores)
+    return f"{with_prior:.1f} ({plain})"
 
 
 def fixed_settings(treatment: Mapping[str, Any]) -> list[str]:
@@ -279,15 +288,6 @@ def _shown(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value}"
-
-
-def _rank(name: str) -> str:
-    """In the first ranking, which is of all blocks, that has the treatment."""
-    for ranking in bench()["rankings"]:
-        for standing in ranking["standings"]:
-            if standing["treatment"] == name:
-                return f"{standing['rank']:.1f} of {len(ranking['standings'])}"
-    return ""
 
 
 def row(*cells: str) -> str:

@@ -11,29 +11,37 @@ from typing import Any
 from fedcache import __version__
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable, plain_line
 from fedcache.config import Home, option_value
-from fedcache.errors import MachineError, shell_word
+from fedcache.errors import MachineError, UsageError, shell_word
 from fedcache.extract.backbones import lookup
 from fedcache.process import keep_freed_memory, stopped_by_signals
-from fedcache.reproduce.frozen_bench.study import NAME, Study, read_study
+from fedcache.reproduce.frozen_bench.study import NAME, BenchBackbone, Study, read_study
 from fedcache.reproduce.planning import Options, RequirementCheck
 from fedcache.store.lock import write_output
 
 COMMAND = f"fedcache reproduce {NAME}"
 
 
-def chosen_study(on: Sequence[str], only: Mapping[str, Sequence[str]], options: Options) -> Study:
+def chosen_study(
+    on: Sequence[str], only: Mapping[str, Sequence[str]], options: Options, add: Sequence[Path]
+) -> Study:
     """The study with the changes of a user. Raises UsageError for an unknown backbone, label or value."""
     study = read_study().with_data(on)
+    # Results that are only added need no training.
+    if add and not on:
+        study = replace(study, data={})
+        if "data" in only:
+            raise UsageError("With --add, --only data=LABEL needs --on.", f"{COMMAND} --on DATASET")
     for name in options.backbones:
         lookup(name, home=Home.from_environment().root)
     if options.backbones:  # a named backbone is used on all data
-        study = replace(study, backbones=dict.fromkeys(options.backbones, ()))
+        study = replace(study, backbones=dict.fromkeys(options.backbones, BenchBackbone()))
     if options.rounds is not None:
         study = replace(study, rounds=options.rounds)
     if options.seeds is not None:
         study = replace(study, seeds=options.seeds)
     if options.limit is not None:
         study = replace(study, limit=options.limit)
+    study = replace(study, recipe=dict(options.recipe))
     return study.only(only)
 
 
@@ -83,10 +91,11 @@ def describe_bench() -> CommandResult:
     return CommandResult(data, lines, renderables=shown)
 
 
-def _command(study: Study) -> str:
+def _command(study: Study, add: Sequence[Path]) -> str:
     """The command that runs a study, without paths, because paths differ between machines."""
     full = read_study()
     words = [COMMAND]
+    words += [f"--add {shell_word(path.name)}" for path in add]
     if study.data != full.data:
         words += [f"--on {label}=..." for label in study.data]
     # Other backbones than the study's are all named; a part of the study's own backbones is chosen by label.
@@ -108,17 +117,29 @@ def _pairs(values: Mapping[str, Any]) -> str:
 
 
 def run_bench(
-    study: Study, options: Options, runs: Path | None, out: Path | None, observer: TerminalObserver
+    study: Study,
+    options: Options,
+    runs: Path | None,
+    out: Path | None,
+    add: Sequence[Path],
+    observer: TerminalObserver,
 ) -> CommandResult:
-    """Run the study and show its rankings. Raises FedcacheError, as ``run_study``."""
+    """Run the study and show its rankings. Raises FedcacheError, as ``run_study`` and ``add_results``."""
     from fedcache.reproduce.frozen_bench import measure, page
 
     began = time.monotonic()
     # There are thousands of small runs, and each can use the freed memory of the last one.
     keep_freed_memory()
+    added = page.add_results(study, add)
     with stopped_by_signals(observer.note) as stop:
         scores = measure.run_study(
-            study, Home.from_environment(), options, runs=runs, observer=observer, stop=stop
+            study,
+            Home.from_environment(),
+            options,
+            runs=runs,
+            earlier=added.scores,
+            observer=observer,
+            stop=stop,
         )
     # If nothing was scored, the command fails, with the reason why the first score is missing.
     if not any(s.values for s in scores):
@@ -128,8 +149,8 @@ def run_bench(
         raise MachineError(f"Nothing was compared: {why}", f"fedcache reproduce info {NAME}")
     # ``s.seconds`` is the mean over the runs of a score.
     seconds = sum((s.seconds or 0.0) * len(s.runs) for s in scores)
-    facts = {"command": _command(study), "version": __version__, "runs_seconds": seconds}
-    data = page.study_data(study, scores, facts)
+    facts = {"command": _command(study, add), "version": __version__, "runs_seconds": seconds}
+    data = page.study_data(added.study, scores, facts)
     # The JSON file next to the page has unrounded numbers, and the digests of the runs.
     if out is not None:
         write_output(out, page.markdown(data).encode())
@@ -140,7 +161,8 @@ def run_bench(
         rows = page.summary_rows(ranked)
         shown.append(TextTable(ranked["title"], page.SUMMARY, rows, right=page.SUMMARY[2:]))
     elapsed = time.monotonic() - began
-    observer.note(f"{len(scores)} comparisons in {elapsed:,.0f} s")
+    taken = len(added.scores)
+    observer.note(f"{len(scores)} comparisons ({taken} from --add) in {elapsed:,.0f} s")
     lines = []
     if out is not None:
         lines.append(str(out))

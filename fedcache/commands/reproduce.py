@@ -44,6 +44,15 @@ Which = Annotated[
 Out = Annotated[
     Path | None, typer.Option("--out", "-o", help="Also write the report to a Markdown file.")
 ]
+Add = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--add",
+        help="For frozen-bench: also rank the results in this JSON file, which frozen-bench -o wrote. Repeatable. "
+        "Without --on, nothing is trained.",
+        show_default=False,
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -112,6 +121,7 @@ def reproduce(
     ray_address: RayAddress = None,
     runs: RunsDirectory = None,
     out: Out = None,
+    add: Add = None,
 ) -> CommandResult:
     """Reproduce a table or figure of a paper: prints the published value, the measured value and the difference.
 
@@ -123,7 +133,7 @@ def reproduce(
     """
     if what in ("list", "info"):
         # Options that only a run has. ``engine`` is never None: it was given if it is not the default.
-        run_options = {"ray_address": ray_address, "runs": runs, "out": out}
+        run_options = {"ray_address": ray_address, "runs": runs, "out": out, "add": add}
         if engine != "local":
             run_options = {"engine": engine, **run_options}
         refuse_options(what, {**given, **run_options})
@@ -171,8 +181,11 @@ def reproduce(
         # ``flags`` may hold the raw values of --only. ``chosen_study`` applies --only, so ``Options`` gets none.
         flags |= {"only": {}, "device": device}
         options = Options(**flags)
-        study = frozen_bench.chosen_study(on, only, options)
-        return frozen_bench.run_bench(study, options, runs, out, observer)
+        results = add or []
+        study = frozen_bench.chosen_study(on, only, options, results)
+        return frozen_bench.run_bench(study, options, runs, out, results, observer)
+    if add:
+        raise UsageError(f"{what} takes no --add, only {FROZEN_BENCH} does.", "Leave --add out.")
     if len(on) > 1:
         dataset = shell_word(on[0])
         raise UsageError(

@@ -351,8 +351,9 @@ class RunInputs:
         """
         classes = len(self.classes)
         if config.stages > classes:
+            available = counted(classes, "class")
             raise UsageError(
-                f"--stages is {config.stages}, but there are only {counted(classes, 'class')}.",
+                f"--stages is {config.stages}, but there are only {available}.",
                 f"--stages {classes}",
             )
         return resolve_run(

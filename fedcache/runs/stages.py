@@ -66,9 +66,10 @@ def stage_scores(
         if stage < stages - 1:
             arrived = row_stage[train.rows] <= stage
             if not arrived.any():
+                number = stage + 1
                 raise FederatedRunError(
-                    f"The classes of stage {stage + 1} have no training rows.",
-                    f"Use fewer stages: --stages {max(1, stages - 1)}",
+                    f"The classes of stage {number} have no training rows.",
+                    "Use fewer stages, or leave --stages out.",
                 )
             sizes = np.bincount(train.owner[arrived], minlength=len(train))
             lists = RowLists.of_sizes(train.rows[arrived], sizes)

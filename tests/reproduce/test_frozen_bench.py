@@ -12,8 +12,8 @@ from refusal import refused
 
 from fedcache.errors import FedcacheError
 from fedcache.federate.methods import METHODS
-from fedcache.reproduce.frozen_bench.measure import BenchScore, Block
-from fedcache.reproduce.frozen_bench.page import markdown, rankings
+from fedcache.reproduce.frozen_bench.measure import BenchScore, Block, value_beyond
+from fedcache.reproduce.frozen_bench.page import markdown, rankings, study_data
 from fedcache.reproduce.frozen_bench.study import TEXTS, label_of, parse_study, read_study
 
 TINY = {
@@ -23,6 +23,8 @@ TINY = {
     "seeds": "0-1",
     "search_seeds": "0",
     "validation": "0.5",
+    "extend": 2,
+    "client_prior": "fitted",
     "limit": 100,
     "data": {"shapes": {"dataset": "digits"}},
     "backbones": {"glyph-clip": {}},
@@ -50,7 +52,7 @@ def scores(**treatments):
             if value is None:
                 made.append(BenchScore(block, label, why_not="no"))
             else:
-                made.append(BenchScore(block, label, (value,), value, {}, 1, 10.0, 0.5, ("ab",)))
+                made.append(BenchScore(block, label, (value,), value, bytes_up=10.0, seconds=0.5))
     return made
 
 
@@ -62,9 +64,12 @@ def test_the_methods_that_read_stored_features_are_compared():
     # A new method is compared when the study is run again, which takes hours.
     assert len(features - compared) <= 3
     assert len(treatments) >= 55
-    fixed = {
-        label for label, t in treatments.items() if t.points == 1 and METHODS[t.method].gradient
-    }
+    fixed = set()
+    for label, treatment in treatments.items():
+        method = METHODS[treatment.method]
+        # A method without labels has no labels to choose its rates by.
+        if treatment.points == 1 and method.gradient and "labels" in method.needs:
+            fixed.add(label)
     assert fixed <= {"lp-plus-plus"}, "rates are chosen, where there are some"
 
 
@@ -100,33 +105,92 @@ def test_ranks_by_hand():
     rows = scores(
         fed3r=(0.9, 0.8, 0.7, 0.6), ncm=(0.8, 0.8, 0.6, 0.5), fedavg=(0.7, 0.9, None, 0.4)
     )
-    whole, *parts = rankings(parse_study(TINY), rows)
-    # ranks: block 1: 1 2 3; block 2: 2.5 2.5 1; block 3: 1 2 3 (not trained is last); block 4: 1 2 3
-    by = {s.treatment: s for s in whole.standings}
-    ranks = {name: s.rank for name, s in by.items()}
-    assert ranks == {"fed3r": 5.5 / 4, "ncm": 8.5 / 4, "fedavg": 10 / 4}
-    assert (by["fed3r"].mean, by["fedavg"].mean) == (pytest.approx(0.75), pytest.approx(2 / 3))
+    iid, _one_model, skewed, _one_model_of_skewed = rankings(parse_study(TINY), rows)
+    # Blocks of iid: ranks 1 2 3, and 2.5 2.5 1. Blocks of skewed: 1 2 3 (not trained is last), and 1 2 3.
+    ranks = {s.treatment: s.rank for s in iid.standings}
+    assert ranks == {"fed3r": 1.75, "ncm": 2.25, "fedavg": 2.0}
+    by = {s.treatment: s for s in skewed.standings}
+    assert {name: s.rank for name, s in by.items()} == {"fed3r": 1.0, "ncm": 2.0, "fedavg": 3.0}
+    assert (by["fed3r"].mean, by["fedavg"].mean) == (pytest.approx(0.65), pytest.approx(0.4))
     assert by["fedavg"].failed == 1
-    assert by["fedavg"].difference == pytest.approx((-0.2 + 0.1 - 0.2) / 3)
-    # q(0.05, 3, infinity) / sqrt 2 is 2.343, as in Demsar's table 5
-    assert whole.cd == pytest.approx(2.343 * math.sqrt(3 * 4 / (6 * 4)), abs=2e-3)
-    assert whole.alike == ("fed3r", "ncm", "fedavg")
-    assert [r.title for r in parts] == ["partition iid", "partition skewed"]
+    assert by["fedavg"].difference == pytest.approx(-0.2)
+    assert by["fedavg"].interval is None, "one data set tells nothing about others"
+    titles = [iid.title, _one_model.title, skewed.title]
+    assert titles == [
+        "partition iid",
+        "partition iid: one model, without prior",
+        "partition skewed",
+    ]
 
 
-def test_two_treatments_have_their_mean_rank_over_all_blocks():
-    rows = scores(fed3r=(0.9, 0.6, 0.6), ncm=(0.8, 0.7, 0.7))
-    whole, *_ = rankings(parse_study(TINY), rows)
-    assert [(s.treatment, s.rank) for s in whole.standings] == [("ncm", 4 / 3), ("fed3r", 5 / 3)]
-    assert whole.cd is None
+def test_one_model_is_compared_with_personal_models_after_it_has_the_client_prior():
+    study = parse_study({**TINY, "treatments": {**TINY["treatments"], "solo": {"family": "own"}}})
+    block = Block("shapes", "pixels", "skewed")
+    rows = [
+        BenchScore(block, "fed3r", (0.7, 0.5), 0.6, with_prior=(0.9, 0.9), edges=("lam",)),
+        BenchScore(block, "ncm", (0.65, 0.65), 0.65),
+        BenchScore(block, "solo", (0.8, 0.8), 0.8),
+    ]
+    with_prior, without = rankings(study, rows)
+    assert [s.treatment for s in with_prior.standings] == ["fed3r", "solo", "ncm"]
+    assert [s.treatment for s in without.standings] == ["ncm", "fed3r"], "no personal models"
+    first = with_prior.standings[0]
+    assert (first.mean, first.without_prior) == (pytest.approx(0.9), pytest.approx(0.6))
+    assert (first.unstable, first.edges) == (1, 1)
+
+
+def test_a_difference_has_an_interval_over_data_sets_and_not_over_blocks():
+    rows = []
+    for data, difference in (("a", 0.1), ("b", 0.2), ("c", 0.3)):
+        for backbone in ("pixels", "glyph-clip"):
+            block = Block(data, backbone, "iid")
+            rows.append(BenchScore(block, "fed3r", (0.9,), 0.9))
+            rows.append(BenchScore(block, "ncm", (0.9 - difference,), 0.5))
+    second = rankings(parse_study(TINY), rows)[0].standings[1]
+    # Student's interval of -0.1, -0.2, -0.3 with two degrees of freedom: t = 4.303.
+    half = 4.303 * 0.1 / math.sqrt(3)
+    assert second.difference == pytest.approx(-0.2)
+    assert second.interval == (pytest.approx(-0.2 - half, 1e-3), pytest.approx(-0.2 + half, 1e-3))
+
+
+def test_blocks_that_a_treatment_was_not_measured_in_have_no_rank():
+    rows = scores(fed3r=(0.9, 0.8), ncm=(0.8, 0.9), fedavg=(0.7,))
+    iid = rankings(parse_study(TINY), rows)[0]
+    assert len(iid.blocks) == 1
+    assert [(s.treatment, s.rank, s.failed) for s in iid.standings] == [
+        ("fed3r", 1.0, 0),
+        ("ncm", 2.0, 0),
+        ("fedavg", 3.0, 0),
+    ]
 
 
 def test_texts_are_ranked_where_there_are_some_and_nowhere_else():
     rows = scores(fed3r=(0.9, 0.8), ncm=(0.8, 0.7), fedavg=(0.7, 0.6))
-    rows += scores(**{"clip-zs": (0.0, 0.95)})[1:]
+    rows += scores(**{"clip-zs": (0.0, 0.95)})[1:]  # the second block alone has class texts
     found = {r.title: [s.treatment for s in r.standings] for r in rankings(parse_study(TINY), rows)}
-    assert found["all data, from features and labels"] == ["fed3r", "ncm", "fedavg"]
-    assert found["where there are class texts"] == ["clip-zs", "fed3r", "ncm", "fedavg"]
+    assert found["partition iid"] == ["fed3r", "ncm", "fedavg"]
+    with_texts = found["partition iid: data with class texts"]
+    assert with_texts == ["clip-zs", "fed3r", "ncm", "fedavg"]
+
+
+@pytest.mark.parametrize(
+    ("values", "best", "expected"),
+    [
+        (("0.01", "0.1", "1"), "1", "10"),
+        (("0.01", "0.1", "1"), "0.01", "0.001"),
+        (("0.01", "0.1", "1"), "0.1", None),
+        (("0.5", "0.9"), "0.9", None),
+        (("5",), "5", None),
+        (("auto", "1"), "1", None),
+    ],
+)
+def test_a_range_goes_on_in_its_own_ratio_where_the_method_allows_it(values, best, expected):
+    momentum = METHODS["fedavg"].hparam("momentum")
+    learning_rate = METHODS["fedavg"].hparam("lr")
+    hparam = learning_rate
+    if "0.9" in values:
+        hparam = momentum
+    assert value_beyond(hparam, values, best) == expected
 
 
 def test_the_published_page_is_that_of_the_published_values():
@@ -142,6 +206,7 @@ def test_the_published_page_is_that_of_the_published_values():
         ("--only treatment=fedavgg", "fedavg"),
         ("--backbones glyph-clop", "glyph-clip"),
         ("-o nowhere/page.md", "mkdir"),
+        ("--add nowhere.json", "nowhere.json"),
     ],
 )
 def test_wrong_words_are_answered(words, expected):
@@ -190,3 +255,61 @@ def test_settings_are_chosen_by_validation_and_a_second_call_trains_nothing(own_
     assert [len(digests) for digests in dealt.values()] == [1] * 4
     assert ok(*words).data == done.data
     assert files() == before
+    # Results of one call can be added to another call, which trains only what they lack.
+    added = ok("reproduce frozen-bench --rounds 1 --seeds 0,1 --add", tmp_path / "page.json").data
+    assert added["scores"] == data["scores"]
+    assert added["rankings"] == data["rankings"]
+    assert files() == before
+
+
+def written(place, **changes):
+    """A small result file of the study, with changes to its parts."""
+    study = read_study()
+    data = study_data(
+        study, [BenchScore(Block("digits", "pixels", "iid"), "fed3r", (0.5,), 0.5)], {}
+    )
+    place.write_text(json.dumps({**data, **changes}))
+    return place
+
+
+def test_an_added_result_may_have_a_method_that_fedcache_does_not_know(tmp_path):
+    data = json.loads(written(tmp_path / "theirs.json").read_text())
+    treatments = data["protocol"]["treatments"]
+    treatments["new"] = {**treatments["fed3r"], "method": "new"}
+    data["scores"][0] |= {"treatment": "new", "values": [0.75]}
+    theirs = written(tmp_path / "theirs.json", **data)
+    first = written(tmp_path / "first.json")
+    line = "reproduce frozen-bench --only partition=iid"
+    added = ok(line, "--add", theirs, "--add", first, "-o", tmp_path / "both.md").data
+    standings = added["rankings"][0]["standings"]
+    assert [(s["treatment"], s["mean"]) for s in standings] == [("new", 0.75), ("fed3r", 0.5)]
+    assert "| new |" in (tmp_path / "both.md").read_text()
+
+
+def test_results_that_cannot_be_compared_are_refused_by_name(tmp_path):
+    good = json.loads(written(tmp_path / "good.json").read_text())
+    other_rounds = {**good["protocol"], "rounds": 21}
+    treatments = good["protocol"]["treatments"]
+    other_fed3r = {**treatments, "fed3r": {**treatments["fed3r"], "family": "x"}}
+    (score,) = good["scores"]
+    rows = {**score, "treatment": "fedavg", "partitions": ["cd"]}
+    for changes, named in (
+        ({"schema": "fedcache.frozen-bench/1"}, "frozen-bench/1"),
+        ({"protocol": other_rounds}, "rounds 21"),
+        ({"protocol": {**good["protocol"], "treatments": other_fed3r}}, "fed3r"),
+        ({"scores": [{**score, "values": [1.5]}]}, "1.5"),
+        ({"scores": [{**score, "colour": 1}]}, "colour"),
+        ({"scores": [{**score, "treatment": "unheard"}]}, "unheard"),
+        ({"scores": [{**score, "bytes_up": math.nan}]}, "bytes_up"),
+        ({"scores": [{**score, "seconds": "x"}]}, "no result"),
+        ({"scores": [{**score, "block": ["a"]}]}, "no result"),
+        ({"scores": 7}, "no result"),
+        ({"protocol": {**good["protocol"], "data": []}}, "no result"),
+        ({"protocol": {**good["protocol"], "treatments": {"fed3r": "x"}}}, "no result"),
+        ({"protocol": {**good["protocol"], "recipe": {"size": "64"}}}, "recipe"),
+        ({"scores": [{**score, "partitions": ["ab"]}, rows]}, "partitions"),
+        ({"scores": [score, score]}, "second time"),
+    ):
+        bad = written(tmp_path / "bad.json", **changes)
+        must_fail(named, "reproduce frozen-bench --add", bad)
+    must_fail("--add", "reproduce fedpcl-table5 --add", tmp_path / "good.json")

@@ -626,8 +626,8 @@ METHOD = replace(
             generalised cross-validation.
         """,
         when="""
-            Try it first if all clients share one model. Each client sends a matrix whose side is the number of
-            features, so use FedCOF or FedNCM for very wide features.
+            Try it first. If each client is scored on its own rows, add `--client-prior fitted`. Each client sends a
+            matrix whose side is the number of features, so use FedCOF or FedNCM for very wide features.
         """,
         cite=("fani2024fed3r",),
     ),

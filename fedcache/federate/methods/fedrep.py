@@ -139,8 +139,8 @@ METHOD = Method(
             its training rows; $n_i$, $N$: rows of client $i$ and of all clients.
         """,
         when="""
-            Try it first if each client has few classes and its test rows have the same classes. To predict, a client
-            needs its own saved classifier.
+            Use it if clients differ in more than their class shares. Compare it with `fed3r` and `--client-prior
+            fitted` first. To predict, a client needs its own saved classifier.
         """,
         cite=("collins2021fedrep",),
     ),

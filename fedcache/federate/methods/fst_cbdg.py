@@ -346,12 +346,11 @@ METHOD = Method(
             class $k$; $n_k$: the number of its synthetic features; $s$: the scale of the logits.
         """,
         when="""
-            Use it if clients have no labels at all and the classes are about equally frequent. It balances the
-            predicted classes. With unequal frequencies its accuracy therefore falls below that of zero-shot
-            classification, with which it starts. On photographs it gained 1.1 to 3.0 points over zero-shot in 20 to 50
-            steps of each client. With uniform first labels it gained 1.1 to 4.4 points, so self-training is not the
-            cause. Without training, `clip-zs` with `feat_post=center` gained 3.9 points and `soft-means` 6.8 to 10.2
-            points (D-51 in the [interpretations](../readings.md)).
+            Use it if clients have no labels and the classes are about equally frequent. With unequal frequencies its
+            accuracy falls below zero-shot classification, with which it starts. On photographs it gained 1.1 to 3.0
+            points in 20 to 50 steps of each client, and 1.1 to 4.4 points with uniform first labels, so self-training
+            is not the cause. Without training, `clip-zs` with `feat_post=center` gained 3.9 points and `soft-means` 6.8
+            to 10.2 points (D-51 in the [interpretations](../readings.md)).
         """,
         cite=("yan2024fstcbdg",),
     ),

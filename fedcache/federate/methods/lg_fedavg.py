@@ -89,8 +89,8 @@ METHOD = Method(
             its training rows; $n_i$, $N$: rows of client $i$ and of all clients.
         """,
         when="""
-            Use it if uploads must be small: clients send only the classifier. The projections must start from the same
-            weights, so that the classifier fits all of them.
+            Use it if uploads must be small, or if each client is a domain of its own: clients send only the classifier.
+            The projections must start from the same weights, so that the classifier fits all of them.
         """,
         cite=("liang2020lgfedavg",),
     ),

@@ -6,13 +6,15 @@ continues.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fedcache.config import ExtractConfig, Home, PartitionConfig, SaveModels, TrainConfig
-from fedcache.errors import Exit, FedcacheError, MachineError
+from fedcache.errors import Exit, FedcacheError, MachineError, UsageError
 from fedcache.extract.extract_dataset import extract
+from fedcache.federate.engine.hyperparameters import HParam
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import InfeasibleError
 from fedcache.grids.request import request_grid
@@ -28,7 +30,7 @@ from fedcache.runs.partitions import columns_of
 from fedcache.runs.row_sources import InputCache, Preparation
 from fedcache.runs.run import Run
 from fedcache.runs.run_models import KeptModels
-from fedcache.runs.spec import parse_seeds
+from fedcache.runs.spec import parse_seeds, takes_client_prior
 from fedcache.store.store import Store
 
 
@@ -53,11 +55,14 @@ class BenchScore:
         treatment: label of the treatment.
         values: accuracy of every seed, mean over clients, each on its own test rows; fractions. () where it failed.
         pooled: accuracy over the test rows of all clients together, mean over seeds.
+        with_prior: as ``values``, with the client prior of the study. () for a method that takes none.
         settings: the settings that validation chose.
+        edges: hyperparameters for which validation chose the last value that was tried; better ones may exist.
         points: number of combinations they were chosen from.
         bytes_up: bytes that one client uploads in all rounds, mean over clients and seeds.
         seconds: of training, mean over seeds, as measured when the runs were made.
         runs: digests of the runs that are compared, one for each seed.
+        partitions: digests of their partitions, which depend on the images.
         why_not: why there is no value; "" where there is one.
     """
 
@@ -65,12 +70,49 @@ class BenchScore:
     treatment: str
     values: tuple[float, ...] = ()
     pooled: float | None = None
+    with_prior: tuple[float, ...] = ()
     settings: dict[str, str] = field(default_factory=dict)
+    edges: tuple[str, ...] = ()
     points: int = 1
     bytes_up: float | None = None
     seconds: float | None = None
     runs: tuple[str, ...] = ()
+    partitions: tuple[str, ...] = ()
     why_not: str = ""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Settings that validation rows chose, the hyperparameters at an end of their range, and how many were tried."""
+
+    settings: dict[str, str]
+    edges: tuple[str, ...]
+    points: int
+
+
+def value_beyond(hparam: HParam, values: Sequence[str], best: str) -> str | None:
+    """The next value beyond the end of a range at which the best value is, in the same ratio as the last two.
+
+    None if the best value is inside, the range has one value or words, or the method does not allow the next value.
+    """
+    try:
+        numbers = [float(value) for value in values]
+    except ValueError:
+        return None
+    if len(numbers) < 2 or min(numbers) <= 0:
+        return None
+    if float(best) == numbers[-1]:
+        number = numbers[-1] * numbers[-1] / numbers[-2]
+    elif float(best) == numbers[0]:
+        number = numbers[0] * numbers[0] / numbers[1]
+    else:
+        return None
+    text = f"{number:.2g}"
+    try:
+        hparam.parse(text)
+    except UsageError:
+        return None
+    return text
 
 
 @dataclass
@@ -95,6 +137,8 @@ class BenchRun:
             MachineError when no backbone is available, or one given with ``--backbones`` is not; FedcacheError, as
                 ``extract``.
         """
+        if not self.study.data:
+            return []
         check = RequirementCheck(self.home, self.options.weights, self.options.data)
         available = []
         for name in self.study.backbones:
@@ -114,11 +158,9 @@ class BenchRun:
             )
         made = []
         for label, spec in self.study.data.items():
-            names = []
-            for name in available:
-                only_for = self.study.backbones[name]
-                if not only_for or label in only_for:
-                    names.append(name)
+            names = [name for name in available if self.study.backbones[name].reads(label)]
+            replaced = {self.study.backbones[name].replaces for name in names}
+            names = [name for name in names if name not in replaced]
             if not names:
                 self.observer.note(
                     f"{label} is left out, because none of {', '.join(available)} reads such data."
@@ -154,9 +196,9 @@ class BenchRun:
         treatment = self.study.treatments[label]
         runs = []
         try:
-            settings = self._choose(block, store, treatment)
+            chosen = self._choose(block, store, treatment)
             for seed in parse_seeds(self.study.seeds):
-                runs.append(self._train(block, store, treatment, settings, seed))
+                runs.append(self._train(block, store, treatment, chosen.settings, seed))
         except FedcacheError as error:
             # Only errors of training and of the partition belong to the treatment.
             if error.code is not Exit.FEDERATED and not isinstance(error, InfeasibleError):
@@ -170,16 +212,24 @@ class BenchRun:
         durations = [run.measured.get("seconds", {}) for run in runs]
         seconds = sum(float(d.get("train", 0.0)) for d in durations)
         values = [float(r["accuracy"]["client_mean"]) for r in results]
+        with_prior = []
+        for result in results:
+            prior = result["accuracy"].get("client_prior")
+            if prior is not None:
+                with_prior.append(float(prior["own_rows_with_prior"]))
         return BenchScore(
             block,
             label,
             values=tuple(values),
             pooled=pooled / count,
-            settings=settings,
-            points=treatment.points,
+            with_prior=tuple(with_prior),
+            settings=chosen.settings,
+            edges=chosen.edges,
+            points=chosen.points,
             bytes_up=bytes_up / count / clients,
             seconds=seconds / count,
             runs=tuple(str(r["digest"]) for r in results),
+            partitions=tuple(str(r["partition"]["digest"]) for r in results),
         )
 
     def _config(
@@ -203,13 +253,48 @@ class BenchRun:
         arguments = {**of_block.options, **options}
         return PartitionConfig(of_block.scheme, of_block.clients, seed, arguments)
 
-    def _choose(self, block: Block, store: Store, treatment: BenchTreatment) -> dict[str, str]:
-        """The settings with the highest accuracy on validation rows; a single combination is not trained."""
-        if treatment.points == 1:
-            return {key: values[0] for key, values in treatment.search.items()}
+    def _choose(self, block: Block, store: Store, treatment: BenchTreatment) -> Chosen:
+        """The settings with the highest accuracy on validation rows; a single combination is not trained.
+
+        Where the best value is at an end of its range, values beyond this end are tried as long as the accuracy rises.
+        """
+        searched = treatment.search
+        points = treatment.points
+        if points == 1:
+            return Chosen({key: values[0] for key, values in searched.items()}, (), 1)
+        best, accuracy = self._best(block, store, treatment, searched)
+        edges = []
+        for key, candidates in searched.items():
+            values = candidates
+            for step in range(self.study.extend + 1):
+                beyond = value_beyond(METHODS[treatment.method].hparam(key), values, best[key])
+                if beyond is None:
+                    break
+                if step == self.study.extend:
+                    edges.append(key)
+                    break
+                line = {name: (value,) for name, value in best.items()}
+                pair = {**line, key: (best[key], beyond)}
+                tried, tried_accuracy = self._best(block, store, treatment, pair)
+                points += 1
+                if tried_accuracy <= accuracy:
+                    break
+                best = tried
+                accuracy = tried_accuracy
+                values = tuple(sorted({*values, beyond}, key=float))
+        return Chosen(best, tuple(edges), points)
+
+    def _best(
+        self,
+        block: Block,
+        store: Store,
+        treatment: BenchTreatment,
+        searched: Mapping[str, Sequence[str]],
+    ) -> tuple[dict[str, str], float]:
+        """The combination with the highest accuracy on validation rows, and this accuracy."""
         seeds = self.study.search_seeds
         # The prefix marks hyperparameters. Without it, the grid would take ``alpha`` for an argument of the scheme.
-        sweeps = {f"set.{key}": values for key, values in treatment.search.items()}
+        sweeps = {f"set.{key}": values for key, values in searched.items()}
         first_seed = parse_seeds(seeds)[0]
         partition = self._partition(block, first_seed, validation=self.study.validation)
         config = self._config(block, store, treatment, seeds)
@@ -223,8 +308,10 @@ class BenchRun:
             extract=False,
             save=SaveModels("none"),
         )
-        best = grid(request, observer=self.quiet, stop=self.halt).best().sweep
-        return {key.removeprefix("set."): value for key, value in best.items()}
+        found = grid(request, observer=self.quiet, stop=self.halt)
+        best = found.best()
+        settings = {key.removeprefix("set."): value for key, value in best.sweep.items()}
+        return settings, found.figure(best) or 0.0
 
     def _train(
         self,
@@ -237,6 +324,9 @@ class BenchRun:
         """One run on all training rows; all treatments of a seed share its partition."""
         plain = self._config(block, store, treatment, str(seed))
         config = replace(plain, set={**plain.set, **settings})
+        method = METHODS[treatment.method]
+        if takes_client_prior(method, method.resolve(config.preset, config.set)):
+            config = replace(config, client_prior=self.study.client_prior)
         partition = self._partition(block, seed)
         preparation = Preparation(
             self.home, self.quiet, self.halt, extract=False, cache=self._cache
@@ -248,35 +338,59 @@ class BenchRun:
         )
 
 
+def check_same_rows(scores: Sequence[BenchScore]) -> None:
+    """Raise UsageError if two scores of one data set and partition have different rows of clients."""
+    first: dict[tuple[str, str], BenchScore] = {}
+    for score in scores:
+        if not score.partitions:
+            continue
+        place = (score.block.data, score.block.partition)
+        other = first.setdefault(place, score)
+        if other.partitions != score.partitions:
+            data, partition = place
+            raise UsageError(
+                f"The rows of the clients differ: {score.treatment} on {score.block.backbone} and {other.treatment} "
+                f"on {other.block.backbone} have other partitions of {data}, {partition}.",
+                f"Compare results of the same images only, or give the other data another label: --on {data}-2=DATA",
+            )
+
+
 def run_study(
     study: Study,
     home: Home,
     options: Options | None = None,
     *,
     runs: Path | None = None,
+    earlier: Sequence[BenchScore] = (),
     observer: Observer | None = None,
     stop: Stop | None = None,
 ) -> list[BenchScore]:
     """Score every treatment in every block; treatments that read class texts need a backbone with a text tower.
 
+    ``earlier`` are scores of the study that exist already; they come first in the result.
+
     Raises:
-        MachineError when no backbone is available; StoppedError after a stop, resumable; FedcacheError, as
-            ``extract``.
+        MachineError when no backbone is available; StoppedError after a stop, resumable; UsageError for other rows than
+            those of the earlier scores; FedcacheError, as ``extract``.
     """
     options = options or Options()
     observer = observer or Silent()
     bench = BenchRun(study, home, options, runs or home.runs, observer, stop or Stop())
+    scores = list(earlier)
+    scored = {(score.block, score.treatment) for score in earlier}
     todo = []
     for block, store in bench.blocks():
         has_texts = store.has_text(block.backbone)
         for label, treatment in study.treatments.items():
-            if has_texts or not treatment.reads_texts:
+            if (block, label) not in scored and (has_texts or not treatment.reads_texts):
                 todo.append((block, store, label))
-    scores = []
     count = len(todo)
     for number, (block, store, label) in enumerate(todo, 1):
         score = bench.score(block, store, label)
         scores.append(score)
+        check_same_rows(
+            scores
+        )  # rows that differ from those of earlier scores end the study at once
         observer.note(f"{number} of {count}: {block}, {label}  {_words(score)}")
     return scores
 

@@ -1,26 +1,54 @@
-"""The study as plain JSON values and as a page in Markdown. Every number comes from stored runs, listed by digest."""
+"""The study as plain JSON values, written and read, and as a page in Markdown.
+
+Every number comes from stored runs, listed by digest.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import scipy
 
-from fedcache.parsing import as_lists, counted
+from fedcache.errors import UsageError
+from fedcache.parsing import counted
 from fedcache.progress import byte_size
-from fedcache.report.statistics import holm, interval, p_value, ranking
-from fedcache.reproduce.frozen_bench.measure import BenchScore, Block
-from fedcache.reproduce.frozen_bench.study import Study
+from fedcache.report.statistics import interval
+from fedcache.reproduce.frozen_bench.measure import BenchScore, Block, check_same_rows
+from fedcache.reproduce.frozen_bench.study import BenchPartition, BenchTreatment, Study
 from fedcache.reproduce.planning import settings_text
 from fedcache.reproduce.render import markdown_row
+from fedcache.runs.spec import parse_seeds
 
-SCHEMA = "fedcache.frozen-bench/1"
-SHARED = ("rounds", "participation", "seeds", "search_seeds", "validation", "limit")
+SCHEMA = "fedcache.frozen-bench/2"
+SHARED = (
+    "rounds",
+    "participation",
+    "seeds",
+    "search_seeds",
+    "validation",
+    "extend",
+    "client_prior",
+    "limit",
+    "recipe",
+)
 """Fields that apply to all runs of a study."""
+
+
+def protocol_of(study: Study) -> dict[str, Any]:
+    """The protocol of the study as plain values."""
+    return {
+        "title": study.title,
+        **{field: getattr(study, field) for field in SHARED},
+        "data": dict(study.data),
+        "partitions": {label: asdict(made) for label, made in study.partitions.items()},
+        "treatments": {label: asdict(treatment) for label, treatment in study.treatments.items()},
+    }
 
 
 def study_data(
@@ -33,44 +61,26 @@ def study_data(
         scores: of every treatment in every block.
         facts: of the call: command, version, seconds.
     """
-    partitions = {}
-    for label, bench_partition in study.partitions.items():
-        partitions[label] = {
-            "scheme": bench_partition.scheme,
-            "clients": bench_partition.clients,
-            **bench_partition.options,
-        }
-    treatments = {}
-    for label, treatment in study.treatments.items():
-        treatments[label] = {
-            "method": treatment.method,
-            "family": treatment.family,
-            "set": dict(treatment.set),
-            "search": as_lists(treatment.search),
-        }
-    protocol = {
-        "title": study.title,
-        **{field: getattr(study, field) for field in SHARED},
-        "data": dict(study.data),
-        "partitions": partitions,
-        "treatments": treatments,
-    }
     return {
         "schema": SCHEMA,
         **facts,
-        "protocol": protocol,
+        "protocol": protocol_of(study),
         "rankings": [asdict(ranked) for ranked in rankings(study, scores)],
         "scores": [asdict(score) for score in scores],
     }
 
 
 def as_json(data: Mapping[str, Any]) -> str:
-    """The data as JSON text, one score on a line."""
-    others = {key: value for key, value in data.items() if key != "scores"}
-    # The last two characters, a line break and a brace, are removed, so that the scores can be added below.
-    start = json.dumps(others, indent=1)[:-2]
-    rows = ",\n".join(f"  {json.dumps(score)}" for score in data["scores"])
-    return f'{start},\n "scores": [\n{rows}\n ]\n}}\n'
+    """The data as JSON text, with one ranking or score on a line."""
+    parts = []
+    for key, value in data.items():
+        text = json.dumps(value, indent=1)
+        if key in ("rankings", "scores"):
+            rows = ",\n".join(f"  {json.dumps(row)}" for row in value)
+            text = f"[\n{rows}\n ]"
+        parts.append(f" {json.dumps(key)}: {text}")
+    body = ",\n".join(parts)
+    return f"{{\n{body}\n}}\n"
 
 
 def summary_rows(ranked: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -81,21 +91,22 @@ def summary_rows(ranked: Mapping[str, Any]) -> list[tuple[str, ...]]:
         # The first treatment has no difference, because it is the one with which all others are compared.
         if place > 0:
             difference = f"{100 * s['difference']:+.2f}" + _interval(s["interval"])
-        p = ""
-        if s["p"] is not None:
-            p = f"{s['p']:.3g}"
+        without_prior = ""
+        if s["without_prior"] is not None:
+            without_prior = f"{100 * s['without_prior']:.2f}"
         rows.append(
             (
                 s["treatment"],
                 s["family"],
                 f"{s['rank']:.1f}",
                 f"{100 * s['mean']:.2f}",
-                f"{100 * s['pooled']:.2f}",
+                without_prior,
                 f"{100 * s['worst']:.2f}",
                 difference,
-                p,
                 byte_size(round(s["bytes_up"])),
                 f"{s['seconds']:.2f}",
+                str(s["unstable"] or ""),
+                str(s["edges"] or ""),
                 str(s["failed"] or ""),
             )
         )
@@ -107,31 +118,22 @@ SUMMARY = (
     "family",
     "mean rank",
     "accuracy (%)",
-    "pooled (%)",
+    "without prior (%)",
     "lowest (%)",
     "minus the first (points)",
-    "p (Holm)",
     "sent by a client",
     "seconds",
+    "unstable",
+    "at an edge",
     "not trained",
 )
 
 
 def sentences(ranked: Mapping[str, Any]) -> list[str]:
-    """Sentences above the table of a ranking."""
+    """The sentence above the table of a ranking."""
     count = len(ranked["standings"])
     blocks = counted(len(ranked["blocks"]), "block")
-    lines = [f"{count} treatments, {blocks} (combinations of data, backbone and partition)."]
-    if ranked["cd"] is not None:
-        cd = f"{ranked['cd']:.1f} apart (Nemenyi, {100 * LEVEL:.0f} %)"
-        alike = len(ranked["alike"])
-        p = ranked["p"]
-        lines.append(
-            f"Friedman's chi-squared {ranked['statistic']:.1f}, p {p:.2g}. Two mean ranks differ significantly "
-            f"only if they are more than {cd}. By this test, {alike} of the {count} treatments, including the "
-            "first, do not differ from the first."
-        )
-    return lines
+    return [f"{count} treatments, {blocks} (combinations of data and backbone)."]
 
 
 def markdown(data: Mapping[str, Any]) -> str:
@@ -146,6 +148,10 @@ def markdown(data: Mapping[str, Any]) -> str:
     participation = p["participation"]
     validation = p["validation"]
     search_seed = p["search_seeds"]
+    unstable = 100 * UNSTABLE
+    extend = p["extend"]
+    prior = p["client_prior"]
+    edges = _edges(scores)
     datasets = "; ".join(dict.fromkeys(str(s["block"]["data"]) for s in scores))
     backbones = ", ".join(dict.fromkeys(s["block"]["backbone"] for s in scores))
     lines = [
@@ -157,10 +163,21 @@ def markdown(data: Mapping[str, Any]) -> str:
         "",
         f"Rows: {images} images of each data set. Rounds: {p['rounds']}, participation {participation}. "
         f"Settings: every combination of a treatment's search is trained without a share of {validation} of each "
-        f"client's training rows (seed {search_seed}), and scored on the left-out rows. The best one is trained on "
-        f"all training rows with seeds {p['seeds']}. Each seed has its own partition, which all treatments share. "
-        "Test rows are never used for selection. Accuracy is the mean over clients, each scored on test rows with "
-        "the classes of its own training rows.",
+        f"client's training rows (seed {search_seed}), and scored on the left-out rows. If the best value is at an "
+        f"end of its range, up to {extend} values beyond this end are tried, as long as validation improves. "
+        f"The best combination is trained on all training rows with seeds {p['seeds']}. Each seed has its own "
+        "partition, which all treatments share. Test rows are never used for selection.",
+        "",
+        "**Accuracy** is the mean over clients. Where the partition has matched tests, a client is scored on test rows "
+        "with the class shares of its own training rows. Personal models learn these shares. So a model for all "
+        f"clients is scored with the client prior `{prior}`, for which each client sends its class counts; "
+        "the column *without prior* has the accuracy of the same model without it. The second table of each partition "
+        "ranks models for all clients without the prior.",
+        "",
+        "The interval of a difference is over data sets, because blocks of one data set share images. *Unstable* "
+        f"counts blocks in which two seeds differ by more than {unstable:.0f} points. *At an edge* counts "
+        "blocks in which a chosen value is the last one that was tried, so that a better one may exist: "
+        f"{edges}.",
         "",
         f"Data: {datasets}. Backbones: {backbones}.",
     ]
@@ -172,11 +189,21 @@ def markdown(data: Mapping[str, Any]) -> str:
         "",
         "## Block by block",
         "",
-        "Accuracy in %, standard deviation over seeds (none if all seeds agree), and the chosen settings.",
+        "Accuracy in %, standard deviation over seeds (none if all seeds agree), accuracy with the client prior after "
+        "an arrow, and the chosen settings.",
         "",
     ]
     lines += [*_blocks(scores), ""]
     return "\n".join(lines)
+
+
+def _edges(scores: Sequence[Mapping[str, Any]]) -> str:
+    """The share of searched scores with a value at an edge, in words."""
+    searched = [s for s in scores if s["values"] and s["points"] > 1]
+    at_edge = sum(bool(s["edges"]) for s in searched)
+    share = 100 * at_edge / max(1, len(searched))
+    count = len(searched)
+    return f"{at_edge} of {count} searches ({share:.1f} %)"
 
 
 def _blocks(scores: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -206,7 +233,7 @@ def _blocks(scores: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _value(score: Mapping[str, Any] | None) -> str:
-    """A cell of a table: mean accuracy in %, its standard deviation over seeds, and the chosen settings."""
+    """A cell of a table: mean accuracy in %, its standard deviation over seeds, with prior, and the chosen settings."""
     if score is None:
         return ""
     if not score["values"]:
@@ -217,6 +244,8 @@ def _value(score: Mapping[str, Any] | None) -> str:
     if len(values) > 1 and np.ptp(values):
         deviation = values.std(ddof=1)
         words += f" ({deviation:.2f})"
+    if score["with_prior"]:
+        words += f" -> {100 * np.mean(score['with_prior']):.2f}"
     chosen = settings_text(score["settings"])
     if chosen:
         words += f" [{chosen}]"
@@ -235,7 +264,9 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 LEVEL = 0.95
-"""Confidence level of intervals and of the critical difference."""
+"""Confidence level of intervals."""
+UNSTABLE = 0.1
+"""A treatment is unstable in a block if its accuracies with two seeds differ by more than this, as a fraction."""
 
 
 @dataclass(frozen=True)
@@ -246,127 +277,111 @@ class Standing:
         treatment: its label.
         family: its family.
         rank: mean rank over the blocks; 1 is best.
-        mean: accuracy, mean over the blocks in which it was trained; a fraction.
-        pooled: accuracy over the test rows of all clients together, mean over the same blocks.
+        mean: accuracy by which treatments are ranked, mean over the blocks in which it was trained; a fraction.
+        without_prior: the same without the client prior; None if ``mean`` has no client prior.
         worst: its lowest accuracy in a block.
-        difference: its accuracy minus that of the first treatment, mean over the blocks that both have.
-        interval: of that difference over blocks, as ``statistics.interval``; None with fewer than three.
-        p: of Wilcoxon's signed-rank test of these differences, corrected for all treatments (Holm); None for the first.
+        difference: its accuracy minus that of the first treatment: mean over data sets of the means over their blocks.
+        interval: of that difference over data sets, as ``statistics.interval``; None with fewer than three data sets.
         bytes_up: per client, mean over the blocks.
         seconds: of training, mean over the blocks.
-        failed: blocks in which it could not be trained.
+        unstable: number of blocks in which it is unstable.
+        edges: number of blocks in which a chosen value is the last one that was tried.
+        failed: number of blocks in which it could not be trained.
     """
 
     treatment: str
     family: str
     rank: float
     mean: float
-    pooled: float
+    without_prior: float | None
     worst: float
     difference: float
     interval: tuple[float, float] | None
-    p: float | None
     bytes_up: float
     seconds: float
+    unstable: int
+    edges: int
     failed: int
 
 
 @dataclass(frozen=True)
 class BenchRanking:
-    """Treatments by mean rank over the blocks that all of them have.
+    """Treatments by mean rank over the blocks of one partition.
 
     Attributes:
-        title: the selection of treatments and blocks, in words.
+        title: the partition and the selection of treatments, in words.
         blocks: the blocks of the ranking.
         standings: the best rank first.
-        statistic: Friedman's chi-squared.
-        p: p value of the statistic.
-        cd: Nemenyi's critical difference of mean ranks; None with fewer than three treatments or two blocks.
-        alike: labels of treatments whose mean rank is within the critical difference of the first.
     """
 
     title: str
     blocks: tuple[Block, ...]
     standings: tuple[Standing, ...]
-    statistic: float | None
-    p: float | None
-    cd: float | None
-    alike: tuple[str, ...]
 
 
 def rankings(study: Study, scores: Sequence[BenchScore]) -> list[BenchRanking]:
-    """Rankings of treatments that need no class texts, over all blocks and per partition; and of all treatments.
+    """Up to three rankings per partition: of all treatments without class texts, of one model, and with class texts.
 
-    All treatments are ranked only over the blocks that have class texts.
+    There is no ranking over all partitions, because its winner would depend on the number of partitions of each kind.
+    A model for all clients is scored with the client prior, since personal models learn the class shares of their
+    client. The second ranking of a partition has only models for all clients, without the prior.
     """
     text_treatments = {label for label, t in study.treatments.items() if t.reads_texts}
-    plain = [s for s in scores if s.treatment not in text_treatments]
-    made = [_ranked(study, "all data, from features and labels", plain)]
-    for partition in study.partitions:
-        part = [s for s in plain if s.block.partition == partition]
-        made.append(_ranked(study, f"partition {partition}", part))
+    global_treatments = {label for label, t in study.treatments.items() if t.is_global}
     blocks_with_texts = {s.block for s in scores if s.treatment in text_treatments}
-    if blocks_with_texts:
-        with_texts = [s for s in scores if s.block in blocks_with_texts]
-        made.append(_ranked(study, "where there are class texts", with_texts))
+    made = []
+    for partition in study.partitions:
+        part = [s for s in scores if s.block.partition == partition]
+        plain = [s for s in part if s.treatment not in text_treatments]
+        made.append(_ranked(study, f"partition {partition}", plain))
+        one_model = [replace(s, with_prior=()) for s in plain if s.treatment in global_treatments]
+        made.append(_ranked(study, f"partition {partition}: one model, without prior", one_model))
+        with_texts = [s for s in part if s.block in blocks_with_texts]
+        made.append(_ranked(study, f"partition {partition}: data with class texts", with_texts))
     return [ranked for ranked in made if ranked is not None]
 
 
 def _ranked(study: Study, title: str, scores: Sequence[BenchScore]) -> BenchRanking | None:
     """The ranking of the treatments of these scores; None without a block or a trained treatment."""
-    blocks = tuple(dict.fromkeys(s.block for s in scores))
     labels = list(dict.fromkeys(s.treatment for s in scores if s.values))
+    found = {(s.treatment, s.block): s for s in scores}
+    # In a block where a treatment was not measured, the others have no rank relative to it.
+    blocks = []
+    for block in dict.fromkeys(s.block for s in scores):
+        if all((label, block) in found for label in labels):
+            blocks.append(block)
     if not blocks or not labels:
         return None
-    found = {(s.treatment, s.block): s for s in scores}
-    scores_of = {}
-    means = []
-    for label in labels:
-        of_label = [found.get((label, block)) for block in blocks]
-        scores_of[label] = of_label
-        means.append([_mean(score) for score in of_label])
     # Accuracy of each treatment (row) in each block (column).
-    values = np.array(means)
+    values = np.full((len(labels), len(blocks)), np.nan)
+    for row, label in enumerate(labels):
+        for column, block in enumerate(blocks):
+            score = found[label, block]
+            if score.values:
+                values[row, column] = np.mean(score.with_prior or score.values)
     # A treatment that was not trained in a block ranks below all treatments that were.
     known = np.nan_to_num(values, nan=-1.0)
-    ranked = ranking(known, LEVEL)
-    if ranked is not None:
-        ranks = ranked.ranks
-    else:
-        # With fewer than three treatments or two blocks, there is no test of ranks, but there are mean ranks.
-        ranks = tuple(scipy.stats.rankdata(-known, axis=0).mean(1).tolist())
+    ranks = scipy.stats.rankdata(-known, axis=0).mean(1)
     order = sorted(range(len(labels)), key=lambda i: (ranks[i], labels[i]))
-    first = values[order[0]]
-    # Differences from the first, in the blocks where both were trained.
-    differences = []
-    tests = []
-    for place, i in enumerate(order):
-        both_trained = np.isfinite(values[i]) & np.isfinite(first)
-        difference = (values[i] - first)[both_trained]
-        p = None
-        if place > 0 and len(difference) > 1:
-            p = p_value("wilcoxon", difference)
-        differences.append(difference)
-        tests.append(p)
     standings = []
-    for i, difference, p in zip(order, differences, holm(tests), strict=True):
+    for i in order:
         label = labels[i]
-        standings.append(
-            _standing(study, label, ranks[i], values[i], scores_of[label], difference, p)
-        )
-    if ranked is None:
-        return BenchRanking(title, blocks, tuple(standings), None, None, None, ())
-    best = ranks[order[0]]
-    alike = tuple(labels[i] for i in order if ranks[i] - best <= ranked.cd)
-    return BenchRanking(
-        title, blocks, tuple(standings), ranked.statistic, ranked.p, ranked.cd, alike
-    )
+        of_label = [found[label, block] for block in blocks]
+        differences = _by_data_set(blocks, values[i] - values[order[0]])
+        standings.append(_standing(study, label, float(ranks[i]), values[i], of_label, differences))
+    return BenchRanking(title, tuple(blocks), tuple(standings))
 
 
-def _mean(score: BenchScore | None) -> float:
-    if score is None or not score.values:
-        return np.nan
-    return float(np.mean(score.values))
+def _by_data_set(blocks: Sequence[Block], values: np.ndarray) -> np.ndarray:
+    """The mean of the values [B] of each data set, without NaN.
+
+    Blocks of one data set share images. So only data sets are independent, and only they are compared in intervals.
+    """
+    by_data: dict[str, list[float]] = {}
+    for block, value in zip(blocks, values, strict=True):
+        if np.isfinite(value):
+            by_data.setdefault(block.data, []).append(float(value))
+    return np.array([np.mean(of_data) for of_data in by_data.values()])
 
 
 def _standing(
@@ -374,26 +389,171 @@ def _standing(
     label: str,
     rank: float,
     values: np.ndarray,
-    scores: Sequence[BenchScore | None],
-    difference: np.ndarray,
-    p: float | None,
+    scores: Sequence[BenchScore],
+    differences: np.ndarray,
 ) -> Standing:
-    known = [s for s in scores if s is not None and s.values]
+    trained = [s for s in scores if s.values]
     finite = values[np.isfinite(values)]
     mean_difference = 0.0
-    if len(difference):
-        mean_difference = float(difference.mean())
+    if len(differences):
+        mean_difference = float(differences.mean())
+    without_prior = None
+    if any(s.with_prior for s in trained):
+        without_prior = float(np.mean([np.mean(s.values) for s in trained]))
     return Standing(
         label,
         study.treatments[label].family,
         rank,
         mean=float(finite.mean()),
+        without_prior=without_prior,
         worst=float(finite.min()),
         difference=mean_difference,
-        interval=interval(difference, LEVEL),
-        p=p,
-        pooled=float(np.mean([s.pooled or 0.0 for s in known])),
-        bytes_up=float(np.mean([s.bytes_up or 0.0 for s in known])),
-        seconds=float(np.mean([s.seconds or 0.0 for s in known])),
-        failed=len(scores) - len(known),
+        interval=interval(differences, LEVEL),
+        bytes_up=float(np.mean([s.bytes_up or 0.0 for s in trained])),
+        seconds=float(np.mean([s.seconds or 0.0 for s in trained])),
+        unstable=sum(float(np.ptp(s.values)) > UNSTABLE for s in trained),
+        edges=sum(bool(s.edges) for s in trained),
+        failed=len(scores) - len(trained),
+    )
+
+
+# Results of other calls, machines or people, whose scores are taken over.
+
+
+@dataclass(frozen=True)
+class EarlierResults:
+    """The study with the data and treatments of the files, and all scores of the files."""
+
+    study: Study
+    scores: tuple[BenchScore, ...]
+
+
+def add_results(study: Study, paths: Sequence[Path]) -> EarlierResults:
+    """Read the results that ``frozen-bench -o`` wrote, and check that they can be compared with the study.
+
+    Raises:
+        UsageError for a file that is no such result, that has another protocol or another treatment of the same label,
+            and for two files that score the same treatment in the same block.
+    """
+    scores: dict[tuple[Block, str], BenchScore] = {}
+    for path in paths:
+        found = _read(path)
+        study = _joined(study, found, path)
+        for score in found.scores:
+            key = (score.block, score.treatment)
+            if key in scores:
+                raise UsageError(
+                    f"{path} has {score.treatment} in the block {score.block} a second time.",
+                    f"Leave one of the two files out: --add {path}",
+                )
+            scores[key] = score
+    made = EarlierResults(study, tuple(scores.values()))
+    check_same_rows(made.scores)
+    return made
+
+
+@dataclass(frozen=True)
+class ResultFile:
+    """The checked parts of a result file.
+
+    Attributes:
+        shared: values of ``SHARED``.
+        data: label -> spec of the dataset.
+        partitions: label -> how rows are assigned.
+        treatments: label -> method and settings.
+        scores: of treatments in blocks.
+    """
+
+    shared: dict[str, Any]
+    data: dict[str, str]
+    partitions: dict[str, BenchPartition]
+    treatments: dict[str, BenchTreatment]
+    scores: list[BenchScore]
+
+
+def _read(path: Path) -> ResultFile:
+    """Read and check a file. Raises UsageError."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if found["schema"] != SCHEMA:
+            raise ValueError(f"its schema is {found['schema']}, but {SCHEMA} is needed")
+        protocol = found["protocol"]
+        partitions = protocol["partitions"]
+        treatments = protocol["treatments"]
+        made = ResultFile(
+            shared={name: protocol[name] for name in SHARED},
+            data={str(label): str(spec) for label, spec in protocol["data"].items()},
+            partitions={label: BenchPartition(**v) for label, v in partitions.items()},
+            treatments={label: BenchTreatment(**v) for label, v in treatments.items()},
+            scores=[_score(value) for value in found["scores"]],
+        )
+        for score in made.scores:
+            for label, known in (
+                (score.block.data, made.data),
+                (score.block.partition, made.partitions),
+                (score.treatment, made.treatments),
+            ):
+                if label not in known:
+                    raise ValueError(f"a score has the label {label}, which its protocol lacks")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}.", "--add RESULT.json") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UsageError(
+            f"{path} is no result of frozen-bench: {error}.",
+            "fedcache reproduce frozen-bench -o bench.md   writes such a file, bench.json",
+        ) from None
+    return made
+
+
+def _score(value: Mapping[str, Any]) -> BenchScore:
+    """A score from JSON values. Raises ValueError or TypeError for values that are not those of a score."""
+    values = dict(value)
+    block = {axis: str(label) for axis, label in value["block"].items()}
+    values["block"] = Block(**block)
+    values["treatment"] = str(value["treatment"])
+    for name in ("edges", "runs", "partitions"):
+        values[name] = tuple(map(str, value[name]))
+    for name in ("values", "with_prior"):
+        values[name] = tuple(map(float, value[name]))
+    for name in ("pooled", "bytes_up", "seconds"):
+        if value[name] is not None:
+            values[name] = float(value[name])
+            if not math.isfinite(values[name]):
+                raise ValueError(f"{name} is {value[name]}")
+    values["points"] = int(value["points"])
+    score = BenchScore(**values)
+    for accuracy in (*score.values, *score.with_prior):
+        if not 0.0 <= accuracy <= 1.0:
+            raise ValueError(f"an accuracy of {score.treatment} is {accuracy}")
+    return score
+
+
+def _joined(study: Study, found: ResultFile, path: Path) -> Study:
+    """The study with the data and treatments of a file. Raises UsageError where they contradict each other."""
+    for name, theirs in found.shared.items():
+        ours = getattr(study, name)
+        if name == "seeds":
+            theirs = parse_seeds(str(theirs))
+            ours = parse_seeds(ours)
+        if theirs != ours:
+            raise UsageError(
+                f"{path} was measured with {name} {theirs}, but this call has {ours}.",
+                "Measure all results with the same protocol:  fedcache reproduce info frozen-bench",
+            )
+    for ours, theirs in (
+        (study.partitions, found.partitions),
+        (study.treatments, found.treatments),
+    ):
+        for label, made in theirs.items():
+            # JSON has lists where the study has tuples.
+            if label in ours and json.dumps(asdict(ours[label])) != json.dumps(asdict(made)):
+                raise UsageError(
+                    f"{path} defines {label} in another way than this call.",
+                    "Give one of the two another label.",
+                )
+    return replace(
+        study,
+        data={**found.data, **study.data},
+        partitions={**study.partitions, **found.partitions},
+        treatments={**study.treatments, **found.treatments},
     )

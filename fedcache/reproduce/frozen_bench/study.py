@@ -39,32 +39,50 @@ class BenchPartition:
 
 
 @dataclass(frozen=True)
+class BenchBackbone:
+    """The data that a backbone is used for.
+
+    Attributes:
+        data: labels of the only data that it is used for; () for all.
+        skip: labels of data that it is not used for.
+        replaces: a backbone with the same image features, which is left out where this one is used; "" for none.
+    """
+
+    data: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    replaces: str = ""
+
+    def reads(self, label: str) -> bool:
+        """Whether it is used for the data of this label."""
+        if self.data and label not in self.data:
+            return False
+        return label not in self.skip
+
+
+@dataclass(frozen=True)
 class BenchTreatment:
     """A method with settings.
 
     Attributes:
         method: name of the method.
         family: name of a group of similar treatments.
+        is_global: whether it trains one model for all clients.
+        reads_texts: whether it needs a backbone with a text tower.
         set: hyperparameters, the same in every block.
-        search: hyperparameter -> its candidates; in every block, validation rows choose one.
+        search: hyperparameter -> its candidates in ascending order; in every block, validation rows choose one.
     """
 
     method: str
     family: str
+    is_global: bool
+    reads_texts: bool
     set: Mapping[str, Any] = field(default_factory=dict)
-    search: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    search: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def points(self) -> int:
-        """Number of combinations that are tried."""
+        """Number of combinations that are tried first."""
         return math.prod(len(values) for values in self.search.values())
-
-    @property
-    def reads_texts(self) -> bool:
-        """Whether it needs a backbone with a text tower."""
-        method = METHODS[self.method]
-        hp = method.resolve("paper", self.set)
-        return bool(method.reads(hp) & TEXTS) or hp.get("init") == "text"
 
 
 @dataclass(frozen=True)
@@ -78,11 +96,14 @@ class Study:
         seeds: seeds of the runs that are compared; each draws its own partition, the same for every treatment.
         search_seeds: seeds of the runs that are scored on validation rows.
         validation: share of every client's training rows that is held out for validation.
+        extend: number of values beyond each end of a searched range that are tried while validation improves.
+        client_prior: client prior with which methods with one global model are scored in addition.
         limit: number of images of each data set, evenly spaced.
         data: label -> spec of the dataset.
-        backbones: name -> labels of the data that it is used for; () for all.
+        backbones: name -> the data that it is used for.
         partitions: label -> how rows are assigned.
         treatments: label -> method and settings.
+        recipe: fields of the backbones' recipes that a user changes.
     """
 
     title: str
@@ -91,11 +112,14 @@ class Study:
     seeds: str
     search_seeds: str
     validation: str
+    extend: int
+    client_prior: str
     limit: int | None
     data: Mapping[str, str]
-    backbones: Mapping[str, tuple[str, ...]]
+    backbones: Mapping[str, BenchBackbone]
     partitions: Mapping[str, BenchPartition]
     treatments: Mapping[str, BenchTreatment]
+    recipe: Mapping[str, str] = field(default_factory=dict)
 
     def only(self, labels: Mapping[str, Sequence[str]]) -> Study:
         """The part of the study with these labels; ``labels`` is axis -> values.
@@ -112,6 +136,10 @@ class Study:
             if axis == "data":
                 name = axis
             have: Mapping[str, Any] = getattr(self, name)
+            if axis == "treatment":
+                # A method that is no treatment of the study, such as one of a plugin, is added with its default values.
+                own = [value for value in values if value not in have and value in METHODS]
+                have = {**have, **{value: treatment_of(value, "added", {}, {}) for value in own}}
             for value in values:
                 if value not in have:
                     raise unknown(f"{axis} of {NAME}", value, have)
@@ -165,7 +193,7 @@ def parse_study(data: Mapping[str, Any]) -> Study:
     Raises:
         InternalError for an unknown key, scheme, method or setting.
     """
-    names = {f.name for f in fields(Study)}
+    names = {f.name for f in fields(Study)} - {"recipe"}
     for key in names ^ set(data):
         if key in data:
             raise _wrong(f"unknown key {key}")
@@ -173,7 +201,7 @@ def parse_study(data: Mapping[str, Any]) -> Study:
     made = {
         **data,
         "data": {label: source["dataset"] for label, source in data["data"].items()},
-        "backbones": {k: tuple(v.get("data", ())) for k, v in data["backbones"].items()},
+        "backbones": {k: BenchBackbone(**v) for k, v in data["backbones"].items()},
         "partitions": {k: BenchPartition(**v) for k, v in data["partitions"].items()},
         "treatments": {k: _treatment(k, v) for k, v in data["treatments"].items()},
     }
@@ -191,13 +219,23 @@ def _treatment(label: str, data: Mapping[str, Any]) -> BenchTreatment:
     if name not in METHODS:
         raise _wrong(f"treatment {label}: no method {name}")
     search = {key: tuple(values) for key, values in data.get("search", {}).items()}
-    made = BenchTreatment(name, data["family"], data.get("set", {}), search)
-    # The method refuses unknown hyperparameters and values.
-    METHODS[name].resolve("paper", made.set)
+    settings = data.get("set", {})
+    made = treatment_of(name, data["family"], settings, search)
     for key, values in search.items():
         for value in values:
             METHODS[name].hparam(key).parse(value)
     return made
+
+
+def treatment_of(
+    name: str, family: str, settings: Mapping[str, Any], search: Mapping[str, Sequence[str]]
+) -> BenchTreatment:
+    """A method with settings. Raises UsageError for an unknown hyperparameter or value."""
+    method = METHODS[name]
+    hp = method.resolve("paper", settings)
+    reads_texts = bool(method.reads(hp) & TEXTS) or hp.get("init") == "text"
+    is_global = method.protocol(hp) == "global"
+    return BenchTreatment(name, family, is_global, reads_texts, settings, search)
 
 
 def _wrong(what: str) -> InternalError:
