@@ -85,7 +85,7 @@ def test_models_of_another_result_are_corruption(tmp_path, monkeypatch):
     found = SimpleNamespace(
         content={"files": {"seed-3.safetensors": {"sha256": "0"}}, "result": "another"}
     )
-    monkeypatch.setattr(run_models, "_result", lambda _run: result)
+    monkeypatch.setattr(run_models, "finished_result", lambda _run: result)
     monkeypatch.setattr(run_models, "train_again", lambda *_: "fedcache train again")
     monkeypatch.setattr(run_models, "read_sealed", lambda *_: found)
     load = run_models.load_seed
