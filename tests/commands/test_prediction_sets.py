@@ -18,15 +18,20 @@ from fedcache.models.prediction_sets import threshold
 from fedcache.store.store import Store
 
 
+def ingested(place, x, y, split, more=""):
+    file = place / "rows.npz"
+    np.savez(file, features=x.astype(np.float32), labels=y, split=split)
+    return place_of(f"ingest {file} --name rows {more}")
+
+
 def trained(place: Path) -> Path:
     """A store of six classes that overlap, one without rows of the test split, and runs of one client per class."""
     rng = np.random.default_rng(0)
     y = np.tile(np.arange(6), 100)
-    x = (rng.normal(size=(600, 8)) + 1.3 * np.eye(6, 8)[y]).astype(np.float32)
+    x = rng.normal(size=(600, 8)) + 1.3 * np.eye(6, 8)[y]
     block = np.arange(600) // 6
     split = np.where(block % 12 == 1, 2, (block % 3 == 0) & (y < 5))
-    np.savez(place / "rows.npz", features=x, labels=y, split=split)
-    path = place_of(f"ingest {place}/rows.npz --name rows")
+    path = ingested(place, x, y, split)
     ok(f"train --method fed3r --by class --validation 0.3 --store {path}")
     ok(f"train --method solo --rounds 1 --by class --store {path}")
     ok(f"train --method fedncm --by class --store {path}")
@@ -116,16 +121,14 @@ def test_validation_rows_that_all_clients_share_are_those_of_one_client(store):
     found = done.data["runs"][0]["prediction_sets"]
     assert found["calibration_clients"] == 1
     assert found["calibration_rows"] == 54
+    first, *others = found["clients"].values()
+    assert others == [first, first], "they share the test rows too"
 
 
 def test_a_score_that_equals_the_threshold_is_in_the_set(own_home, tmp_path):
     """All rows of a class are equal, and the threshold is the highest score."""
     y = np.tile(np.arange(3), 200)
-    split = (np.arange(600) % 4 == 0).astype(int)
-    np.savez(
-        tmp_path / "rows.npz", features=np.eye(3, 8, dtype=np.float32)[y], labels=y, split=split
-    )
-    path = place_of(f"ingest {tmp_path}/rows.npz --name rows")
+    path = ingested(tmp_path, np.eye(3, 8)[y], y, (np.arange(600) % 4 == 0).astype(int))
     run = place_of(f"train --method fed3r --scheme iid --clients 3 --validation 0.3 --store {path}")
     found = fc.evaluate(run, store=path, split="test", coverage=0.95).prediction_sets
     assert found.total.rows == found.total.covered == found.total.single
@@ -134,9 +137,8 @@ def test_a_score_that_equals_the_threshold_is_in_the_set(own_home, tmp_path):
 def test_validation_rows_without_labels_are_none(own_home, tmp_path):
     split = np.arange(60) % 3
     y = np.where(split == 2, -1, np.arange(60) % 4)
-    x = np.random.default_rng(0).normal(size=(60, 8)).astype(np.float32)
-    np.savez(tmp_path / "rows.npz", features=x, labels=y, split=split)
-    path = place_of(f"ingest {tmp_path}/rows.npz --name rows --no-label=-1")
+    x = np.random.default_rng(0).normal(size=(60, 8))
+    path = ingested(tmp_path, x, y, split, "--no-label=-1")
     words = "train --method fed3r --scheme iid --clients 2 --validation split"
     run = place_of(f"{words} --store {path}")
     words = f"evaluate {run} --store {path} --split test --coverage 0.5"

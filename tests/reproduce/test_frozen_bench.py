@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,16 @@ from failing_command import must_fail
 from pictures import folder
 from refusal import refused
 
+from fedcache.config import Home
 from fedcache.errors import FedcacheError
 from fedcache.federate.methods import METHODS
-from fedcache.reproduce.frozen_bench.measure import BenchScore, Block, value_beyond
+from fedcache.plugins import register
+from fedcache.process import Stop
+from fedcache.progress import Silent
+from fedcache.reproduce.frozen_bench.measure import BenchRun, BenchScore, Block
 from fedcache.reproduce.frozen_bench.page import markdown, rankings, study_data
 from fedcache.reproduce.frozen_bench.study import TEXTS, label_of, parse_study, read_study
+from fedcache.reproduce.planning import Options
 
 TINY = {
     "title": "Which?",
@@ -97,6 +103,8 @@ def test_data_have_short_names_and_parts_are_chosen_by_them():
         assert label_of(spec) == label
     assert list(study.with_data(["digits", "mine=folder:/a/pacs"]).data) == ["digits", "mine"]
     refused(lambda: study.with_data(["folder:/a/pacs", "folder:/b/pacs"]), "pacs")
+    register("method", replace(METHODS["fedncm"], name="mine"))
+    assert study.only({"treatment": ["mine"]}).treatments["mine"].is_global
     part = study.only({"treatment": ["fedavg", "fed3r"], "partition": ["iid"]})
     assert (list(part.treatments), list(part.partitions)) == (["fed3r", "fedavg"], ["iid"])
 
@@ -174,23 +182,29 @@ def test_texts_are_ranked_where_there_are_some_and_nowhere_else():
 
 
 @pytest.mark.parametrize(
-    ("values", "best", "expected"),
+    ("key", "values", "accuracy", "chosen", "edges"),
     [
-        (("0.01", "0.1", "1"), "1", "10"),
-        (("0.01", "0.1", "1"), "0.01", "0.001"),
-        (("0.01", "0.1", "1"), "0.1", None),
-        (("0.5", "0.9"), "0.9", None),
-        (("5",), "5", None),
-        (("auto", "1"), "1", None),
+        ("lr", ("0.03", "0.1"), lambda x: -abs(x - 0.3), "0.33", ()),
+        ("lr", ("0.03", "0.1"), lambda x: -abs(x - 0.01), "0.009", ()),
+        ("lr", ("0.03", "0.1"), lambda x: x, "1.1", ("lr",)),
+        ("lr", ("0.03", "0.1"), lambda _x: 0.5, "0.03", ()),  # a tie is no improvement
+        ("momentum", ("0.5", "0.9"), lambda x: x, "0.9", ("momentum",)),  # 1.6 is not allowed
     ],
 )
-def test_a_range_goes_on_in_its_own_ratio_where_the_method_allows_it(values, best, expected):
-    momentum = METHODS["fedavg"].hparam("momentum")
-    learning_rate = METHODS["fedavg"].hparam("lr")
-    hparam = learning_rate
-    if "0.9" in values:
-        hparam = momentum
-    assert value_beyond(hparam, values, best) == expected
+def test_values_beyond_a_range_are_tried_while_validation_improves(
+    key, values, accuracy, chosen, edges, tmp_path, monkeypatch
+):
+    def best(_bench, _block, _store, _treatment, searched):
+        value = max(searched[key], key=lambda text: accuracy(float(text)))
+        return {key: value}, accuracy(float(value))
+
+    monkeypatch.setattr(BenchRun, "_best", best)
+    study = parse_study(
+        {**TINY, "treatments": {"fedavg": {"family": "x", "search": {key: values}}}}
+    )
+    bench = BenchRun(study, Home(tmp_path), Options(), tmp_path, Silent(), Stop())
+    found = bench._choose(Block("a", "b", "c"), None, study.treatments["fedavg"])
+    assert (found.settings, found.edges) == ({key: chosen}, edges)
 
 
 def test_the_published_page_is_that_of_the_published_values():
@@ -301,10 +315,6 @@ def test_results_that_cannot_be_compared_are_refused_by_name(tmp_path):
         ({"scores": [{**score, "colour": 1}]}, "colour"),
         ({"scores": [{**score, "treatment": "unheard"}]}, "unheard"),
         ({"scores": [{**score, "bytes_up": math.nan}]}, "bytes_up"),
-        ({"scores": [{**score, "seconds": "x"}]}, "no result"),
-        ({"scores": [{**score, "block": ["a"]}]}, "no result"),
-        ({"scores": 7}, "no result"),
-        ({"protocol": {**good["protocol"], "data": []}}, "no result"),
         ({"protocol": {**good["protocol"], "treatments": {"fed3r": "x"}}}, "no result"),
         ({"protocol": {**good["protocol"], "recipe": {"size": "64"}}}, "recipe"),
         ({"scores": [{**score, "partitions": ["ab"]}, rows]}, "partitions"),

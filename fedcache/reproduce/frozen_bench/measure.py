@@ -90,10 +90,10 @@ class Chosen:
     points: int
 
 
-def value_beyond(hparam: HParam, values: Sequence[str], best: str) -> str | None:
+def value_beyond(values: Sequence[str], best: str) -> str | None:
     """The next value beyond the end of a range at which the best value is, in the same ratio as the last two.
 
-    None if the best value is inside, the range has one value or words, or the method does not allow the next value.
+    None if the best value is inside, or the range has one value or words.
     """
     try:
         numbers = [float(value) for value in values]
@@ -107,12 +107,16 @@ def value_beyond(hparam: HParam, values: Sequence[str], best: str) -> str | None
         number = numbers[0] * numbers[0] / numbers[1]
     else:
         return None
-    text = f"{number:.2g}"
+    return f"{number:.2g}"
+
+
+def allows(hparam: HParam, text: str) -> bool:
+    """Whether a hyperparameter may have a value."""
     try:
         hparam.parse(text)
     except UsageError:
-        return None
-    return text
+        return False
+    return True
 
 
 @dataclass
@@ -265,12 +269,13 @@ class BenchRun:
         best, accuracy = self._best(block, store, treatment, searched)
         edges = []
         for key, candidates in searched.items():
+            hparam = METHODS[treatment.method].hparam(key)
             values = candidates
             for step in range(self.study.extend + 1):
-                beyond = value_beyond(METHODS[treatment.method].hparam(key), values, best[key])
+                beyond = value_beyond(values, best[key])
                 if beyond is None:
                     break
-                if step == self.study.extend:
+                if step == self.study.extend or not allows(hparam, beyond):
                     edges.append(key)
                     break
                 line = {name: (value,) for name, value in best.items()}
