@@ -6,7 +6,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # The tests start hundreds of processes: where compiled files may not be written, each compiles the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test quick check-method lint types unit numeric slow durability long long-data contributor durability-full trust engines test-engines test-gpu audit browser pages docs outputs notebooks everything nightly results bench bench-gpu wheels smoke-wheel smoke-wheel-quick sbom lock lint-files release-check clean
+.PHONY: help demo test quick check-method lint types unit numeric slow durability long long-data contributor tests-full trust engines test-engines test-gpu audit browser pages docs outputs notebooks everything nightly results bench bench-gpu wheels smoke-wheel smoke-wheel-quick sbom lock lint-files release-check clean
 
 help:
 	@echo "make demo     install into $(VENV) and run the main job on the offline datasets"
@@ -21,7 +21,8 @@ help:
 	@echo "make test-gpu what a GPU computes, where torch sees one"
 	@echo "make audit    dangerous calls (bandit) and advisories of what is installed (pip-audit)"
 	@echo "make nightly  every suite in full, fresh examples, mutations, and docs/trust.md (hours); resumes where it stopped"
-	@echo "make trust    all cases of the promises, each protection removed once, and docs/trust.md (an hour)"
+	@echo "make tests-full  every test with all its cases (an hour)"
+	@echo "make trust    docs/trust.md: the promises' cases of tests-full, and each protection removed once"
 	@echo "make pages    write the pages of docs/ that are made from the code"
 	@echo "make docs     build the documentation into site/; a warning is an error"
 	@echo "make outputs  run README, tutorials and notebooks, and write what they print into their pages"
@@ -121,9 +122,15 @@ contributor: $(VENV)/.dev
 durability: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m durability
 
-durability-full: trust
+# All tests of this environment with all their cases. Kills wait more than they compute, so there is one worker more
+# than processors.
+tests-full: $(VENV)/.dev
+	mkdir -p .nightly
+	FEDCACHE_CASES=full OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist worksteal --durations=50 \
+	  --junitxml=.nightly/tests.xml -m 'not browser and not engines and not gpu' tests
+
 trust: $(VENV)/.dev
-	$(BIN)/python tools/make_trust.py --full --mutate
+	$(BIN)/python tools/make_trust.py --results .nightly/tests.xml --mutate
 
 $(VENV)/.browser: pyproject.toml | $(BIN)/python
 	$(call INSTALL,'.[dev$(comma)docs$(comma)browser]')

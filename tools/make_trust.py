@@ -1,32 +1,40 @@
-"""Make docs/trust.md: run the tests of every promise, and count their cases and failures.
+"""Make docs/trust.md: the tests of every promise, counted, and every protection removed once.
 
-    OMP_NUM_THREADS=1 python tools/make_trust.py [--full] [--mutate] [--only ID]
+    OMP_NUM_THREADS=1 python tools/make_trust.py [--results JUNIT.xml] [--mutate] [--only ID]
 
---full tries all cases (200 kills, 1,000 flips, ...); without it the numbers of CI. --mutate also removes each
-protection in a copy of the package and expects its test to fail; without it the column of an earlier run is kept.
-With both, a row that has passed for this code is not run again.
-Exits 1 when a test fails or a removed protection goes unnoticed. About ten minutes, with --full an hour, --mutate more.
+--results counts the cases of a run of all tests (``make tests-full`` writes .nightly/tests.xml), so that no test runs
+again for this page. --mutate removes each protection in a copy of the package and expects its test to fail. What is not
+requested is kept as it was measured before; a protection that was removed for this code is not removed again.
+Exits 1 when a test of a promise failed or did not run, or a removed protection goes unnoticed.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import os
 import shlex
 import subprocess
 import sys
 import tempfile
-import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import pytest
 from code_changes import CHANGED, NIGHT, ROOT, changed, code_digest, copied
 
-LONGEST = 7200
-"""Seconds that a selection of tests may take."""
+LONGEST = 1200
+"""Seconds after which a test that lacks its protection counts as failed, as it may never end."""
+
+UNNOTICED = "NOT NOTICED"
+TOGETHER = 2
+"""Protections that are removed at the same time, each in its own copy."""
 
 PAGE = ROOT / "docs" / "trust.md"
 KEPT = ROOT / "docs" / "trust.json"
@@ -742,64 +750,73 @@ PROMISES = (
 )
 
 
-def run(tests: tuple[str, ...], tree: Path, full: bool) -> tuple[int, int, int, str]:
-    """(tests passed, cases tried, failed, first failure) of some selections in a checkout."""
-    passed = cases = failed = 0
-    failure = ""
-    path = filter(None, (str(tree), os.environ.get("PYTHONPATH")))
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path)}
-    if full:
-        env["FEDCACHE_CASES"] = "full"
-    for selection in tests:
-        with tempfile.TemporaryDirectory() as folder:
-            out = Path(folder) / "junit.xml"
-            words = f"-m pytest -q -p no:cacheprovider -o junit_family=legacy {selection}"
-            line = [sys.executable, *shlex.split(words), f"--junitxml={out}"]
-            try:
-                done = subprocess.run(
-                    line,
-                    cwd=tree,
-                    env=env,
-                    capture_output=True,
-                    text=True,
-                    check=False,
-                    timeout=LONGEST,
-                )
-                output = (done.stdout + done.stderr).strip()[-300:]
-            except subprocess.TimeoutExpired:
-                # without a protection against a hang, tests fail and pytest never ends
-                output = f"no end within {LONGEST} s"
-            if not out.exists():
-                return passed, cases, failed + 1, output
-            for case in ElementTree.parse(out).iter("testcase"):
-                if case.find("skipped") is not None:
-                    continue
-                if wrong := [*case.findall("failure"), *case.findall("error")]:
-                    failed += 1
-                    failure = (
-                        failure or f"{case.get('name')}: {(wrong[0].get('message') or '')[:200]}"
-                    )
-                    continue
-                passed += 1
-                drawn = case.findall(".//property[@name='cases']")
-                cases += sum(int(number.get("value", "1")) for number in drawn) if drawn else 1
-    return passed, cases, failed, failure
+class Chosen:
+    """A plug-in of pytest that keeps the names of the tests that a selection chooses.
+
+    Attributes:
+        names: as ``outcomes`` names them.
+    """
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Called by pytest when the selection is known."""
+        for item in session.items:
+            path, name = item.nodeid.split("::", 1)
+            self.names.append(f"{path.removesuffix('.py').replace('/', '.')}::{name}")
+
+
+def chosen(selections: Sequence[str]) -> list[str]:
+    """The names of the tests of all selections."""
+    found = Chosen()
+    for selection in selections:
+        words = ["--collect-only", "-q", "-p", "no:cacheprovider", *shlex.split(selection)]
+        with contextlib.redirect_stdout(io.StringIO()):
+            pytest.main(words, plugins=[found])
+    return found.names
+
+
+def outcomes(results: Path) -> dict[str, int | None]:
+    """Test -> the cases that it tried, from a JUnit file; None if it failed. Skipped tests are left out."""
+    found = dict[str, int | None]()
+    for case in ElementTree.parse(results).iter("testcase"):
+        name = f"{case.get('classname')}::{case.get('name')}"
+        if case.find("failure") is not None or case.find("error") is not None:
+            found[name] = None
+        elif case.find("skipped") is None:
+            drawn = case.findall(".//property[@name='cases']")
+            found[name] = sum(int(number.get("value", "1")) for number in drawn) if drawn else 1
+    return found
+
+
+def counted(promise: Promise, tried: Mapping[str, int | None]) -> dict[str, int]:
+    """Tests, cases and failures of a promise; a selection of which no test ran counts as a failure."""
+    ran = [tried[name] for name in chosen(promise.tests) if name in tried]
+    lost = ran.count(None) if ran else 1
+    return {"tests": len(ran) - lost, "cases": sum(filter(None, ran)), "lost": lost}
 
 
 def mutate(promise: Promise) -> str:
-    """What became of a test whose protection was removed: 'fails, as it must', or why that is not known."""
+    """What became of the tests whose protection was removed: NOT NOTICED where they pass."""
     if promise.breakage is None:
-        return ""
+        return "-"
     file, old, new, tests = promise.breakage
     with tempfile.TemporaryDirectory() as folder:
         tree = copied(Path(folder), "fedcache", "tests", "tools")
         target = tree / "fedcache" / file
         text = target.read_text(encoding="utf-8")
         target.write_text(changed(text, old, new, file), encoding="utf-8")
-        *_, failed, _ = run((tests,), tree, full=False)
-        if failed:
+        line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *shlex.split(tests)]
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tree)}
+        env.pop("FEDCACHE_CASES", None)
+        try:
+            done = subprocess.run(
+                line, cwd=tree, env=env, capture_output=True, check=False, timeout=LONGEST
+            )
+        except subprocess.TimeoutExpired:
             return "seen to fail"
-        return "NOT NOTICED"
+        return "seen to fail" if done.returncode == pytest.ExitCode.TESTS_FAILED else UNNOTICED
 
 
 def write_page() -> None:
@@ -809,7 +826,7 @@ def write_page() -> None:
         "# Trust",
         "",
         "This page lists the promises of fedcache and the tests that check them. `tools/make_trust.py` makes it. "
-        "Counts are the largest of all runs of the tests.",
+        "Counts are those of the last run of all tests with all cases.",
         "",
         "| | promise | cases | lost | protection removed | tests |",
         "|---|---|---|---|---|---|",
@@ -1092,52 +1109,47 @@ with secure aggregation.
 
 
 def main() -> int:
-    """Run, write, and tell whether anything was lost."""
+    """Count, remove the protections, write the page; whether anything was lost."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--full", action="store_true")
-    parser.add_argument("--mutate", action="store_true")
+    parser.add_argument(
+        "--results", type=Path, metavar="JUNIT.xml", help="of a run of all tests with all cases"
+    )
+    parser.add_argument("--mutate", action="store_true", help="remove every protection")
     parser.add_argument(
         "--only", default="", metavar="ID,ID", help="these rows; the others stay as they are"
     )
     options = parser.parse_args()
     rows: dict[str, dict[str, Any]] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
-    bad = 0
     known = [promise.id for promise in PROMISES]
     only = list(filter(None, options.only.split(",")))
     if strange := set(only).difference(known):
         parser.error(f"there is no row {', '.join(sorted(strange))}; rows: {', '.join(known)}")
+    if options.results and not options.results.is_file():
+        parser.error(f"there is no file {options.results}: make tests-full")
     code = code_digest()
-    for promise in PROMISES:
-        if options.only and promise.id not in only:
-            continue
-        before = rows.get(promise.id, {})
-        whole = options.full and options.mutate and not code.endswith(CHANGED)
-        if whole and before.get("code") == code:
-            print(f"{promise.id:3} passed before", flush=True)
-            continue
-        begun = time.monotonic()
-        passed, cases, failed, failure = run(promise.tests, ROOT, options.full)
-        broken = before.get("broken", "")
-        if options.mutate and not failed:
-            broken = mutate(promise)
-        if not options.full and not failed:
-            cases = max(cases, before.get("cases", 0))  # more were tried before
-        rows[promise.id] = {
-            "tests": passed,
-            "cases": cases,
-            "lost": failed,
-            "broken": broken or "-",
-        }
-        wrong = bool(failed) or broken == "NOT NOTICED"
-        if whole and not wrong:
-            rows[promise.id]["code"] = code
-        bad += wrong
-        print(
-            f"{promise.id:3} {passed:5} tests {cases:6} cases {failed:3} lost  {broken:14} "
-            f"{time.monotonic() - begun:6.1f} s  {failure}",
-            flush=True,
-        )
-        KEPT.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
+    tried = outcomes(options.results) if options.results else None
+    promises = [promise for promise in PROMISES if promise.id in (only or known)]
+
+    def protection(promise: Promise) -> str:
+        row = rows.get(promise.id, {})
+        before = str(row.get("broken", "-"))
+        if not options.mutate or (row.get("code") == code and before != UNNOTICED):
+            return before
+        return mutate(promise)
+
+    bad = 0
+    with ThreadPoolExecutor(TOGETHER) as pool:
+        for promise, broken in zip(promises, pool.map(protection, promises), strict=True):
+            row = rows.setdefault(promise.id, {})
+            row["broken"] = broken
+            if options.mutate and not code.endswith(CHANGED):
+                row["code"] = code
+            if tried is not None:
+                row.update(counted(promise, tried))
+            counts = [f"{row.get(what, 0):,} {what}" for what in ("tests", "cases", "lost")]
+            print(promise.id, *counts, broken, sep="  ", flush=True)
+            bad += row.get("lost", 0) > 0 or broken == UNNOTICED
+            KEPT.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
     write_page()
     return int(bad > 0)
 
