@@ -191,8 +191,8 @@ def page(
         *drawings(AXES),
         "The next two figures go up to a million clients and ten million rows. The first shows a round of 100 clients "
         f"with {scale.OWN} of {scale.N:,} rows each ({scale.D} features in float16, {scale.C} classes), next to a "
-        f"clean loop over 100 such clients. The second shows Fed3R of rows with {scale.NARROW} features, next to the "
-        "one product X'X that Fed3R needs.",
+        f"clean loop over 100 such clients. The second shows the time of Fed3R on rows with {scale.NARROW} features, "
+        "and the time of X'X, the only large matrix product that Fed3R needs.",
         "",
         *drawings(scale.AXES),
     ]

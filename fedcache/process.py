@@ -152,12 +152,12 @@ def _end_after_two(receiver: socket.socket) -> None:
 
 
 def _end_in_any_case() -> None:
-    """Let the system end this process by SIGALRM, one second after ``_end_after_two`` should have ended it.
+    """Let the system end this process by SIGALRM, two seconds after ``_end_after_two`` should have ended it.
 
     An interpreter that is shutting down runs no other threads. On a busy machine, an extraction still existed five
     seconds after the second signal, although its lock was released long before.
     """
-    signal.setitimer(signal.ITIMER_REAL, GRACE + 1.0)
+    signal.setitimer(signal.ITIMER_REAL, GRACE + 2.0)
 
 
 def end_at_once() -> None:

@@ -1,4 +1,4 @@
-"""Keywords of the Python API: they are checked, and errors of the commands mention them instead of options."""
+"""Keywords of the Python API: they are checked, and errors name keywords instead of options."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class Row:
 
 
 def show(context: typer.Context, *, everything: bool) -> None:
-    """Print the help of a command and end it."""
+    """Print the help of a command, then exit."""
     function = inspect.unwrap(context.command.callback)  # type: ignore[arg-type]
     width = min(shutil.get_terminal_size().columns, WIDEST)
     lines = help_lines(

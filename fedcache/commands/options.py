@@ -137,7 +137,7 @@ def complete_words(words: Iterable[str]) -> Names:
 C = TypeVar("C")
 
 BACKBONE_OPTIONS = frozenset({"backbone", "backbones", "client_backbones", "weights"})
-"""Parameters of commands that take backbones and so may refer to the user's code; no other parameter does."""
+"""Parameters of commands whose values are backbones. Only these can refer to the user's own code."""
 
 POINTS = "Points"
 """The help panel of the options of ``grid`` that choose its configurations."""

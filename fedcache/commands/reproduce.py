@@ -330,7 +330,7 @@ def run_entry(
     observer: TerminalObserver,
     engine: Any,
 ) -> CommandResult:
-    """Run an entry and show it."""
+    """Run an entry and show its result."""
     from fedcache.reproduce import render, runner
 
     keep_freed_memory()

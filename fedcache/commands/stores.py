@@ -214,7 +214,7 @@ def one_store(store: str | None, named: str | None) -> str | None:
 def _path_of(
     store: str | None, named: str | None, dataset: str | None, observer: TerminalObserver
 ) -> Path:
-    """The directory of the store that a command names, or of the only stored store."""
+    """The directory of the store that a command names; if it names none, that of the only store of the home."""
     home = Home.from_environment()
     return need_path(home, path=one_store(store, named), dataset=dataset, observer=observer)
 

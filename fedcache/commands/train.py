@@ -235,7 +235,7 @@ def _fairness_lines(result: Mapping[str, Any]) -> list[str]:
 
 
 def score_lines(result: Mapping[str, Any]) -> list[str]:
-    """The two scores that every method has, unless both equal the accuracy."""
+    """The client mean and the pooled accuracy; [] if both equal the accuracy."""
     client_mean = score_of(result, "client-mean").mean
     pooled = score_of(result, "pooled").mean
     if client_mean is None or pooled is None:

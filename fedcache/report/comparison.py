@@ -919,7 +919,7 @@ def over_held_out(group: HeldOutGroup, metric: str) -> PairedBlocks:
     if len(runs) < 2 or len(values) < 2:
         raise UsageError(
             f"{group.title}: no two methods have {metric} for the same two values of {group.column}.",
-            "Train the same methods with --hold-out each.",
+            "Train the same methods again, with the option --hold-out each.",
         )
     notes = _not_alike(runs, metric)
     if lost:
@@ -1193,7 +1193,7 @@ def _of_seed(ours: TestRows, theirs: TestRows, metric: str) -> Rows | None:
 
 
 def _joined(seeds: list[Rows]) -> tuple[Floats, Floats]:
-    """Contribution and weight of each test image, averaged over seeds; an image that several seeds test counts once."""
+    """Contribution and weight of each test image, averaged over seeds. A test image of several seeds counts once."""
     # The numbers of the rows are needed only to join several seeds.
     if len(seeds) == 1:
         return seeds[0][1:]

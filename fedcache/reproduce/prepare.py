@@ -146,7 +146,7 @@ class Workbench:
         return self._images[cell.dataset]
 
     def columns(self, cell: PaperCell) -> Columns:
-        """The columns of a cell's images that a partition may use; every image counts as readable."""
+        """The columns from which a partition of a cell's images is made. All images count as readable."""
         d = self.images(cell)
         return Columns(
             d.label,

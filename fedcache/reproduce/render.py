@@ -309,7 +309,7 @@ LEADING = ("accuracy", "client_mean", "client_min")
 """Metrics that rank a row if its paper prints them. Otherwise, its first metric with a printed number ranks it."""
 
 Pair = tuple[str, str]
-"""Two rows of a group, each by the last of its labels; the row with the larger printed number first."""
+"""Two rows of a group, each named by its last label. The row with the larger printed number comes first."""
 
 
 @dataclass(frozen=True)

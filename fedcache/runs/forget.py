@@ -51,7 +51,7 @@ NO_WEIGHT = 1e20
 
 @dataclass(frozen=True)
 class Forgotten:
-    """A run without one client of an earlier run, and the proof by subtraction."""
+    """A run without one client, and how much its model differs from the earlier model minus the client's upload."""
 
     run: Run  # the new run
     source: str  # digest of the earlier run

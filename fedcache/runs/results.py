@@ -395,7 +395,7 @@ def columns_of_seeds(seeds: Sequence[SeedResult]) -> ClientColumns:
 
 
 def files_of_clients(seeds: Sequence[SeedResult]) -> dict[str, bytes]:
-    """Content of the files next to a result, by name: test rows, and the columns of many clients."""
+    """File name -> content, of files next to a result: its test rows, and its columns of clients if they are many."""
     files = {}
     if len(seeds[0].clients) > CLIENTS_IN_RESULT:
         columns = columns_of_seeds(seeds)

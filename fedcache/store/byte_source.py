@@ -6,6 +6,7 @@ the manifest of a store names every object and its checksum. So a plain web serv
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import re
@@ -30,11 +31,19 @@ from fedcache.store.files import (
 
 T = TypeVar("T")
 
+log = logging.getLogger("fedcache")
+
 WAITS = (0.1, 0.3, 1.0, 2.0, 4.0)
 """Maximum seconds to wait before each further attempt. The actual wait is a random share of it, at least half."""
 
-TIMEOUTS = {"connect_timeout": "10s", "read_timeout": "30s", "timeout": "10m"}
-"""Time limits to connect, to get the next bytes of a body, and to get one object or range."""
+TIMEOUTS = {"connect_timeout": "10s", "read_timeout": "10s", "timeout": "10m"}
+"""Time limits to connect, to get the next bytes of an answer, and to get one object or range."""
+
+SLOW = 0.5
+"""Seconds after which a failed request is reported, before it is tried again."""
+
+QUIET = 9.0
+"""Seconds in which no second failure of the same store is reported."""
 
 
 CREDENTIALS = (
@@ -174,6 +183,7 @@ class RemoteSource:
                 f"Addresses look like s3://bucket/digits or https://host/digits. {CREDENTIALS}",
             ) from error
         self._lock = threading.Lock()
+        self._reported = -QUIET  # time of the last report of a slow failure
         self._ranges = True  # until the server refuses a request for a range
         # Name and content of the object read last from a server without ranges.
         self._whole: tuple[str, bytes] = ("", b"")
@@ -266,6 +276,7 @@ class RemoteSource:
         """
         self._need_own_threads()
         for wait in (*WAITS, None):
+            began = time.monotonic()
             try:
                 return call()
             except FileNotFoundError:
@@ -284,6 +295,11 @@ class RemoteSource:
                         f"{self.place} did not return {name} ({why}).",
                         "Check the address and the network, then run the same command again.",
                     ) from error
+                now = time.monotonic()
+                # Many threads read at the same time; one line is enough.
+                if now - began > SLOW and now - self._reported > QUIET:
+                    self._reported = now
+                    log.warning("%s does not answer (%s); trying again.", self.place, why)
             time.sleep(wait * random.uniform(0.5, 1.0))
         raise AssertionError("the last attempt returns or raises")
 

@@ -127,6 +127,16 @@ def test_a_refusal_is_one_sentence(server, status, code, words, asked):
     assert "AWS" not in done.err  # a web server takes no credentials of a bucket
 
 
+def test_a_server_that_does_not_answer_is_reported_before_it_is_tried_again(
+    server, monkeypatch, caplog
+):
+    monkeypatch.setitem(byte_source.TIMEOUTS, "read_timeout", "1s")
+    server.stalled = 1
+    assert opened(server).rows == 14
+    (line,) = caplog.messages
+    assert line.startswith(f"{server.address}/toy does not answer (")
+
+
 def test_an_address_without_a_server_or_a_store_is_one_sentence(toy, server):
     (server.folder / "manifest.json").write_text("<html></html>")
     corruption(lambda: Store.open(server.address), "does not match the digest")

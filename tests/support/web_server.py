@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,6 +20,7 @@ class WebServer:
     fail_every: int = (
         0  # of so many requests one fails: in turns with 503, and in the middle of the body
     )
+    stalled: int = 0  # that many requests get no answer for three seconds
     status: int = 0  # of every answer, where it is not 0
     asked: list[str] = field(default_factory=list)
 
@@ -42,6 +44,8 @@ def web_server(folder):
         def answer(self, *, body):
             made.asked.append(self.path)
             number = len(made.asked)
+            if number <= made.stalled:
+                time.sleep(3)
             file = made.folder / self.path.lstrip("/")
             fails = bool(made.fail_every) and number % made.fail_every == 0
             status = made.status

@@ -78,7 +78,7 @@ def scatter(sums: Tensor, counts: Tensor) -> Tensor:
 
 
 def variance(sums: Tensor, counts: Tensor) -> float:
-    """Mean variance of the features around their mean: the estimate within classes, plus that between classes."""
+    """The estimated variance within classes plus the variance between classes, as a mean over features."""
     N = counts.sum(0)
     D = sums.shape[-1]
     _, deviation = around_mean(sums.sum(0), N)

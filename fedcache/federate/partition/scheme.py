@@ -235,7 +235,7 @@ class Scheme:
     def infeasible(
         self, args: Values, why: str, instead: Values, seed: int | None = None
     ) -> InfeasibleError:
-        """The error for arguments that cannot be met together, with the command of arguments that can."""
+        """The error for arguments that contradict each other, with a command whose arguments work."""
         return InfeasibleError(why, self.command({**args, **instead}, seed), instead)
 
 

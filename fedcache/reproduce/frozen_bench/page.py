@@ -174,10 +174,10 @@ def markdown(data: Mapping[str, Any]) -> str:
         "the column *without prior* has the accuracy of the same model without it. The second table of each partition "
         "ranks models for all clients without the prior.",
         "",
-        "The interval of a difference is over data sets, because blocks of one data set share images. *Unstable* "
-        f"counts blocks in which two seeds differ by more than {unstable:.0f} points. *At an edge* counts "
-        "blocks in which a chosen value is the last one that was tried, so that a better one may exist: "
-        f"{edges}.",
+        "The interval of a difference takes each data set as one observation, because blocks of one data set share "
+        "images. *Unstable* counts blocks in which two seeds differ by more than "
+        f"{unstable:.0f} points. *At an edge* counts blocks in which a chosen value is at the end of the values that "
+        f"were tried, so a better value may exist. This is the case for {edges}.",
         "",
         f"Data: {datasets}. Backbones: {backbones}.",
     ]

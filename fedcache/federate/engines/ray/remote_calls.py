@@ -158,7 +158,7 @@ class RayWorkerPool:
                 self.cluster.ray.cancel(ref)
 
     def settle(self, seconds: float) -> None:
-        """Wait at most that many seconds until all calls have ended; their answers are lost."""
+        """Wait until all calls have ended, at most ``seconds``. Their answers are discarded."""
         refs = list(self._waiting)
         if refs:
             self.cluster.ray.wait(refs, num_returns=len(refs), timeout=seconds)
