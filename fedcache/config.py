@@ -491,7 +491,7 @@ class TrainConfig:
         default_text="none",
     )
     clusters_per_round: int = option(
-        1, "Clusters that are drawn per round.", PARTICIPATION, minimum=1
+        1, "Number of clusters that are drawn for each round.", PARTICIPATION, minimum=1
     )
     asynchronous: int | None = option(
         None,

@@ -304,7 +304,7 @@ def run(
     if keys is not None:
         ca = read_keys(keys).ca
     address = Address.parse(superlink, ca)
-    address.need_loopback("Add --keys KEYS, the folder that the server was started with.")
+    address.need_loopback("Add --keys KEYS. KEYS is the folder with which the server was started.")
     return _ended(run_app(app.resolve(), address, _notifier(observer)))
 
 

@@ -656,7 +656,8 @@ def pairs(values: Sequence[str] | None, name: str, *, split: bool = False) -> di
             if name == "--sweep":
                 hint = f"Give all values in one option: {name} {key}={out[key]},{text}"
             if name == "--set":
-                hint = f"Give one value. To train with each value:  fedcache grid --sweep {shell_word(key)}=.."
+                both = shell_word(f"{key}={out[key]},{text}")
+                hint = f"Give one value. To train with each value:  fedcache grid --sweep {both}"
             raise UsageError(f"{name} {key} is given twice.", hint)
         out[key] = text
     return out

@@ -62,7 +62,7 @@ def predict(
         list[Path] | None,
         typer.Argument(
             metavar="IMAGE",
-            help="Images, folders, .zip or .tar files; for a model of texts, tables of texts.",
+            help="Images, folders, .zip or .tar files; tables if the model reads texts, sounds if it reads sounds.",
         ),
     ] = None,
 ) -> CommandResult:
@@ -139,7 +139,7 @@ def check_one_named(inputs: Mapping[str, object], what: str, example: str) -> No
         options = ", ".join(others)
         found = " and ".join(given) or "none"
         raise UsageError(
-            f"Name {what} with exactly one of {options} or {last}. Given: {found}.",
+            f"Give exactly one of {options} or {last} for {what}. Given: {found}.",
             f"For example  {example}",
         )
 

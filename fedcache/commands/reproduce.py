@@ -68,8 +68,7 @@ class DepartureOptions:
     )
     backbones: tuple[str, ...] = option(
         (),
-        "Use these backbones instead of the paper's, in the same order. The word proxy stands for three "
-        "MobileNets.",
+        "Use these backbones instead of the paper's, in the same order. `proxy` means three MobileNets.",
         PROTOCOL,
         short="-b",
         default_text="the backbones of the paper",

@@ -379,13 +379,13 @@ def weight_lines(counts: Mapping[str, int | None]) -> list[str]:
     few = []
     for value, count in counts.items():
         if count is not None and count < FEW_ROWS:
-            few.append(f"{value} {count:,}")
+            few.append(f"{value} with {count:,}")
     if not few:
         return []
     names = ", ".join(few)
     return [
-        f"{len(few)} of {len(counts)} values have fewer than {FEW_ROWS} rows but weigh as much as the "
-        f"others in the mean: {names}.",
+        f"{len(few)} of {len(counts)} held-out values have fewer than {FEW_ROWS} rows: {names}. In the mean they "
+        "weigh as much as the others.",
         f"  To leave them out of training and test: --hold-out each --min-rows {FEW_ROWS}",
     ]
 
@@ -551,7 +551,7 @@ def train(
         str | None,
         typer.Argument(
             metavar="METHOD",
-            help="A name of `fedcache methods list`.",
+            help="A method name, as listed by `fedcache methods list`.",
             show_default=False,
             autocompletion=complete_methods,
         ),

@@ -465,7 +465,7 @@ def _paths(queries: Sequence[RunQuery], root: Path) -> Iterable[Path]:
 def _named(
     name: str | Path,
     root: Path,
-    hint: str = "`fedcache runs list` lists the runs. Without a name, all runs are used.",
+    hint: str = "`fedcache runs list` lists the names of runs. If you give no name, all runs are used.",
 ) -> list[Path]:
     """Directories of the runs to which a tag, a selection, a path or the first letters of a name belong.
 

@@ -490,8 +490,8 @@ def check_config(path: Path | None) -> None:
         if digest != digests.get(name, digest):
             raise CorruptionError(
                 f"{folder / name} is missing or was changed.",
-                "Train with the options of the run instead of --config. To change a configuration, copy "
-                "config.toml to another folder and edit the copy.",
+                "Leave out --config, and give the settings of the run as options. To train with other "
+                "settings, copy config.toml to another folder, edit the copy and give it with --config.",
             )
 
 

@@ -287,7 +287,7 @@ def describe_privacy(cost: Mapping[str, Any]) -> str:
         renyi += f" and {_number(together['epsilon_rdp'])}"
     delta = cost["delta"]
     figures += f" (by Renyi divergence {renyi}), delta {delta:g}; {cost['rounds']} rounds, "
-    figures += f"each client in a round with probability {cost['share']:g}."
+    figures += f"each client takes part in a round with probability {cost['share']:g}."
     # Noise that can be reproduced gives no protection. The cost is that of the same noise from the operating system.
     if cost["simulation"]:
         secret = ""

@@ -174,7 +174,7 @@ def checked_file(source: ByteSource, name: str, digest: str) -> bytes:
 def _other_bytes(source: ByteSource, what: str) -> FedcacheError:
     return CorruptionError(
         f"{source.place}: {what}.",
-        f"Run the same command again. The store may be in the middle of a publication. {publish_again(source)}",
+        f"The store may be in the middle of a publication. Then run the same command again. {publish_again(source)}",
     )
 
 

@@ -307,7 +307,7 @@ def check_features(
     # The second time may differ by rounding, as on a GPU.
     if features.shape != again.shape or _distance(features, again) > CHANCE_CLOSE:
         raise UsageError(
-            f"{name} gives different features for the same items.",
+            f"{name} gives different features if it reads the same items twice.",
             "Use no random numbers in its forward method (such as dropout with training=True), or a "
             "fixed seed.",
         )

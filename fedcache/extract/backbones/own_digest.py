@@ -221,7 +221,7 @@ class ReachedObjects(ReachedCode):
             raise NoDigestError(
                 f"{code.__qualname__} of {self.owner} has no source file, so fedcache cannot compute a "
                 "digest.",
-                "Move this code to a .py file and import the file.",
+                "Move this code to a .py file and import it from there.",
             )
 
 

@@ -407,7 +407,7 @@ def locate(place: str) -> Path:
         )
     if not path.is_dir() and path.suffix.lower() not in SUFFIXES:
         raise UsageError(
-            f"{path} is not a {', '.join(SUFFIXES)} file.",
+            f"{path} is not a {' or '.join(SUFFIXES)} file.",
             "np.savez('images.npz', images=images, labels=labels)   makes an .npz file",
         )
     refuse_empty(path)

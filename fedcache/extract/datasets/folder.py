@@ -84,11 +84,15 @@ def parse_layout(text: str) -> tuple[str, ...]:
                 "Levels are split, domain, class and *. A word that is not similar to one of them, such as "
                 "client, makes a group of that name.",
             )
-        if not SAFE.fullmatch(role) or roles.count(role) > 1:
+        if not SAFE.fullmatch(role):
             raise UsageError(
-                f"The layout {text!r} has a level {role!r}: level names consist of letters, digits, '.', "
-                "'_' and '-', and each may occur once.",
+                f"The layout {text!r} has the level {role!r}. A level name may contain only letters, digits, "
+                "'.', '_' and '-'.",
                 "--layout client/class",
+            )
+        if roles.count(role) > 1:
+            raise UsageError(
+                f"The layout {text!r} has the level {role!r} twice.", "--layout client/class"
             )
         usable_group_name(role)
     classes = roles.count("class")

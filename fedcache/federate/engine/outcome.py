@@ -56,7 +56,7 @@ def no_training_rows(method: str) -> ClientData:
     """The data of a model that was taken out of its run: reading any attribute raises UsageError."""
     return missing_rows(
         f"predict of {method} reads the client's training rows, but a saved model does not contain them.",
-        "Return the data that predict needs from personal_part of the method.",
+        "Let personal_part of the method return the data that its predict needs.",
     )
 
 

@@ -285,7 +285,7 @@ METHOD = Method(
     name="fedpcl",
     paper="Tan et al., NeurIPS 2022",
     summary="Clients contrast their projections with global prototypes and with all clients' "
-    "prototypes; only prototypes are sent.",
+    "prototypes; only prototypes and class counts are sent.",
     hparams=(
         *declare(FEAT_POST, PROJECTION, PROTO_INIT, PROTO_AGG, TRAINING, TAU, z_norm="l2"),
         HParam(

@@ -1,7 +1,7 @@
 """FedProto: clients share class prototypes instead of weights. A penalty pulls projections to the global prototypes.
 
 Each client trains a model of its own. A penalty pulls the projection of each row towards the global prototype (mean
-projected feature) of its class. Only prototypes travel, so the clients' networks may differ.
+projected feature) of its class. Only prototypes and class counts travel, so the clients' networks may differ.
 
 Tan et al., "FedProto: federated prototype learning across heterogeneous clients", AAAI 2022:
     L = CE(Q(P(x)), y) + lambda * dist(P(x), Cbar^(y)).
@@ -155,8 +155,8 @@ def paper_count(_width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, 
 METHOD = Method(
     name="fedproto",
     paper="Tan et al., AAAI 2022",
-    summary="Personal models that are pulled towards shared class prototypes; only prototypes "
-    "are sent.",
+    summary="Personal models that are pulled towards shared class prototypes; only prototypes and class "
+    "counts are sent.",
     hparams=(
         *declare(
             FEAT_POST,

@@ -47,6 +47,7 @@ from fedcache.federate.partition.scheme import (
     Value,
     Values,
     checked_seed,
+    long_tailed,
     make_pool,
 )
 from fedcache.federate.partition.schemes import SCHEMES as OF_POOLS
@@ -564,6 +565,10 @@ def _deal(
     pool = make_pool(
         columns, domain, split=split, needs_labels=scheme.needs_labels, scheme=scheme.name
     )
+    factor = values.get("long_tail", 1.0)
+    assert isinstance(factor, float)
+    if factor > 1:
+        pool = long_tailed(pool, factor, streams)
     dealt = scheme.deal(pool, values, streams)
     train = RowLists.of(dealt.train).ascending()
     trained = np.zeros(len(columns.label), bool)

@@ -11,7 +11,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -407,6 +407,17 @@ SHARED_TESTS = test_protocol_argument(
     "rows with the class shares of its own training rows",
 )
 DOMAIN = Argument("domain", "names", None, "use rows of these domains only, in this order", tag="d")
+LONG_TAIL = Argument(
+    "long_tail",
+    "float",
+    1.0,
+    "rows of the largest class over rows of the smallest one: random training rows of later classes are left out, so "
+    "that the sizes of the classes fall exponentially; 1 leaves out none",
+    low=1.0,
+    high=1e6,
+    tag="lt",
+    later=True,
+)
 
 
 # The rows a scheme may assign, and the random streams it draws from.
@@ -577,6 +588,28 @@ def make_pool(
             notes.append(f"{without} {name} rows without a label are left out")
             rows[code] = rows[code][known]
     return RowPool(columns, codes, rows[TRAIN], rows[TEST], dealt, notes)
+
+
+def long_tailed(pool: RowPool, factor: float, streams: Streams) -> RowPool:
+    """The pool without random training rows, so that class sizes fall exponentially in the order of the classes.
+
+    Class c of the C classes with training rows keeps n factor**(-c / (C - 1)) rows, rounded down, but at least one,
+    where n are the rows of the largest class; a class with fewer rows keeps all of them. (Cui et al., "Class-Balanced
+    Loss Based on Effective Number of Samples", CVPR 2019, section 5.1.) Raises UsageError without labels.
+    """
+    held = [rows for rows in pool.by_class(pool.train) if len(rows)]
+    if not held:
+        raise UsageError(
+            "long_tail needs training rows with a label.", "Leave out --option long_tail."
+        )
+    largest = max(len(rows) for rows in held)
+    last = max(1, len(held) - 1)
+    kept = []
+    for number, rows in enumerate(held):
+        # Rounding must not take a row from a size that is an integer.
+        size = max(1, int(largest * factor ** (-number / last) + 1e-9))
+        kept.append(streams("long-tail", number).permutation(rows)[:size])
+    return replace(pool, train=np.sort(np.concatenate(kept)))
 
 
 def need_rows(rows: np.ndarray, split: str, scheme: str) -> None:

@@ -30,6 +30,7 @@ from fedcache.federate.partition.scheme import (
     DOMAIN,
     FEWER,
     LARGEST_COUNT,
+    LONG_TAIL,
     SHARED_TESTS,
     Argument,
     Dealt,
@@ -102,7 +103,7 @@ DIRICHLET = Scheme(
     "dirichlet",
     "each class in Dirichlet shares over the clients; every row is assigned and no client is empty",
     "Li et al. 2022, arXiv:2102.02079",
-    (clients_argument(100), alpha_argument(0.1), FILL, SHARED_TESTS, DOMAIN),
+    (clients_argument(100), alpha_argument(0.1), FILL, SHARED_TESTS, LONG_TAIL, DOMAIN),
     partial(deal_by_shares, "dirichlet", dirichlet_rule),
 )
 LDA = Scheme(
@@ -130,6 +131,7 @@ LDA = Scheme(
         ),
         FILL,
         SHARED_TESTS,
+        LONG_TAIL,
         DOMAIN,
     ),
     partial(deal_by_shares, "lda", lda_rule),
@@ -227,7 +229,7 @@ IID = Scheme(
     "iid",
     "equal parts at random, without reading labels",
     "FST-CBDG",
-    (clients_argument(100), DOMAIN),
+    (clients_argument(100), LONG_TAIL, DOMAIN),
     deal_iid,
     needs_labels=False,
 )
@@ -248,6 +250,7 @@ SHARDS = Scheme(
             named=True,
         ),
         SHARED_TESTS,
+        LONG_TAIL,
         DOMAIN,
     ),
     deal_shards,

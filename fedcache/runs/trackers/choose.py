@@ -140,7 +140,7 @@ def _tracker_of(plugin: Plugin, place: Path) -> Tracker:
     if not callable(made) or not callable(getattr(made, "close", None)):
         kind = type(made).__name__
         raise UsageError(
-            f"The tracker {plugin.name!r} of {plugin.origin} returned a {kind}.",
+            f"The plug-in {plugin.name!r} of {plugin.origin} gave a {kind} instead of a tracker.",
             f"Expected {KINDS['trackers']}.",
         )
     tracker: Tracker = made

@@ -69,7 +69,8 @@ def test_every_row_has_exactly_one_client(scheme, data, columns, seed):
         assert {client.name.split("/")[0]} == {
             columns.domains[d] for d in columns.domain[client.train]
         }
-    if scheme.name in LEAVE_NONE and (columns.label >= 0).all():
+    keeps_all = scheme.name in LEAVE_NONE and "long_tail" not in partition.args
+    if keeps_all and (columns.label >= 0).all():
         assert partition.dropped == 0
     for used in (rows, partition.test, held):
         assert (columns.ok[used] == 1).all()
@@ -312,6 +313,28 @@ def test_few_shot_in_dirichlet_shares_deals_at_most_what_was_asked():
 
 
 # What a partition says of itself
+
+
+@pytest.mark.parametrize("scheme", LEAVE_NONE)
+def test_a_long_tail_leaves_exponentially_fewer_rows_of_later_classes(scheme):
+    columns = even_columns(1000, 10, 4)
+    partition = make(scheme, columns, clients=2, long_tail=1000)
+    assert partition.counts(columns).sum(0).tolist() == [1000, 100, 10, 1]
+    other = make(scheme, columns, clients=2, long_tail=1000, seed=1)
+    assert set(trained(other)) != set(trained(partition))
+    assert (
+        make(scheme, columns, clients=2, long_tail=1).digest
+        == make(scheme, columns, clients=2).digest
+    )
+    refused(lambda: make(scheme, columns, clients=2, long_tail=0.5), "a number from 1")
+
+
+def test_a_long_tail_keeps_all_rows_of_a_class_that_is_small_already():
+    label = np.repeat([0, 1, 2, 0, 1, 2], [8, 64, 2, 1, 1, 1])
+    split = np.arange(len(label)) >= 8 + 64 + 2
+    columns = columns_from(label, 0 * label, split, 0 * label + 1, 3, 1)
+    partition = make("iid", columns, clients=2, long_tail=4)
+    assert partition.counts(columns).sum(0).tolist() == [8, 32, 2]
 
 
 def test_names_show_what_is_not_the_default():
