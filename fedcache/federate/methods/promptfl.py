@@ -19,6 +19,7 @@ template; one client with every row is CoOp. ``local_prompt`` and ``tpfl`` add p
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from torch import Tensor
@@ -50,15 +51,27 @@ NAMES = ("ctx",)
 """Names of the tensors that are trained, sent and averaged."""
 
 
-def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
-    """Cross-entropy of 100 cos(x, t_c) on the client's rows; each step runs every class's prompt through the tower."""
+def fit(
+    down: Tree,
+    state: Tree,
+    data: ClientData,
+    ctx: Ctx,
+    penalty: Callable[[Tensor], Tensor] | None = None,
+) -> tuple[Tree, Tree]:
+    """Cross-entropy of 100 cos(x, t_c) on the client's rows; each step runs every class's prompt through the tower.
+
+    ``penalty`` is a function of the class features [C, D], which is added to the loss.
+    """
     names = prompts.class_names(ctx, down["ctx"].shape[-2])
     now = prompts.scheduled(ctx)
 
     def loss(p: Tree, batch: Batch, _down: Tree, batch_ctx: Ctx) -> Tensor:
         T = prompts.text_features(p["ctx"], names, batch_ctx)
         u = prompts.scale(batch_ctx) * affine(batch["x"], T)
-        return cross_entropy(u, batch["y"], batch["w"])
+        value = cross_entropy(u, batch["y"], batch["w"])
+        if penalty is None:
+            return value
+        return value + penalty(T)
 
     # {} instead of the broadcast, because the loss reads only the trained prompt.
     p = train({**down, **state}, NAMES, ctx.count("epochs"), loss, {}, data, now)
