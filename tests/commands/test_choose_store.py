@@ -51,6 +51,17 @@ def test_of_several_stores_none_is_taken_and_all_are_listed(toml, line):
     assert "fedcache use" in error["hint"]
 
 
+@pytest.mark.parametrize("kept", [-9, 0])
+def test_a_damaged_store_may_be_the_one_that_is_meant(toml, other, own_home, kept):
+    (manifest,) = own_home.glob("stores/photos-*/manifest.json")
+    raw = manifest.read_bytes()[:kept]
+    manifest.unlink()
+    if raw:
+        manifest.write_bytes(raw)
+    error = must_fail(f"{other}, photos (damaged)", TRAIN, code=4)
+    assert f"--dataset {other}" in error["hint"]
+
+
 def test_a_store_is_chosen_for_a_folder_and_an_option_chooses_another(toml, other):
     toml.write_text("# mine\n[train]\nrounds = 1\n\n[partition]\nclients = 2\n")
     ok("use photos")

@@ -45,6 +45,7 @@ from fedcache.parsing import slug_of
 from fedcache.plugins import bare_name
 from fedcache.progress import Detail, Observer, Silent, progress_of
 from fedcache.store.catalog import (
+    damaged_stores,
     extracted_later,
     finished_stores,
     ingest_command,
@@ -259,18 +260,23 @@ def pinned_store() -> dict[str, str] | None:
 
 
 def refuse_several_datasets(home: Home) -> None:
-    """Raise StoreError if the home has stores of several datasets, so that a command must name one."""
+    """Raise StoreError if the home has stores of several datasets, so that a command must name one.
+
+    A damaged store counts, because it may be the one that the command means.
+    """
     slugs = set()
     for store in finished_stores(home):
         if part_of(store.dataset) is None:
             slugs.add(str(store.dataset["slug"]))
-    if len(slugs) < 2:
-        return
     names = sorted(slugs)
-    listed = ", ".join(names)
+    damaged = set(map(slug_in, damaged_stores(home))) - slugs
+    shown = names + [f"{name} (damaged)" for name in sorted(damaged - {""})]
+    if not names or len(shown) < 2:
+        return
+    listed = ", ".join(shown)
     example = shell_word(names[0])
     raise StoreError(
-        f"No dataset was given, and {home.stores} has stores of {len(names)} datasets: {listed}.",
+        f"No dataset was given, and {home.stores} has stores of {len(shown)} datasets: {listed}.",
         f"Add --dataset {example}, or choose a dataset for this folder:  fedcache use {example}",
     )
 
