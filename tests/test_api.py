@@ -2,7 +2,6 @@
 
 import copy
 import inspect
-import pickle
 import re
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import pytest
 from command import python
 from pictures import folder
 from refusal import refused, store_error
+from sent import sent
 
 import fedcache as fc
 from fedcache.calls.keywords import as_keywords
@@ -32,7 +32,7 @@ def test_the_whole_job_in_ten_lines(tmp_path):
     assert run.accuracy["mean"] == right == pytest.approx(17 / 18)
     assert run.traffic["exact"]["up_bytes"] > 0
     assert "mean" in run.fairness
-    assert copy.copy(run.accuracy) == pickle.loads(pickle.dumps(run.accuracy)) == run.accuracy
+    assert copy.copy(run.accuracy) == sent(run.accuracy) == run.accuracy
     grid = fc.grid("fedavg", store, parts, seeds=range(2), lr=[0.1, 0.01], options={"rounds": 2})
     assert len(grid.points) == 4 - 2
     best = max(p.run.accuracy["mean"] for p in grid.points)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from command import fedcache, ok
 from failing_command import must_fail
+from files_now import bytes_of
 from homes import made_once
 from made_path import place_of, results, run_of
 from refusal import refused
@@ -106,7 +107,7 @@ def test_the_accuracy_with_the_prior_is_that_of_the_scores_and_the_counts(store,
 @pytest.mark.slow
 def test_every_other_figure_and_the_stored_run_stay_as_they_are(store):
     run = run_of("fed3r")
-    before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
+    before = bytes_of(run)
     plain, none, counts = (
         ok(f"evaluate {run} --store {store} --split test {more}").data["runs"][0]
         for more in ("", "--client-prior none", "--client-prior counts")
@@ -115,7 +116,7 @@ def test_every_other_figure_and_the_stored_run_stay_as_they_are(store):
     assert plain.pop("client_prior") is None
     assert counts.pop("client_prior") is not None
     assert counts == plain
-    assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
+    assert bytes_of(run) == before
 
 
 @pytest.mark.parametrize("kind", ["classes", "counts", "fitted"])

@@ -1,11 +1,11 @@
 """Points of a grid as they are asked for, named and ended, without training any."""
 
-import pickle
 from pathlib import Path
 
 import pytest
 from heard import Heard
 from refusal import corruption
+from sent import sent
 
 from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import Exit, FedcacheError, FederatedRunError, StoreError
@@ -114,5 +114,5 @@ def test_an_error_of_a_point_crosses_the_process_as_it_is(monkeypatch):
 
     monkeypatch.setattr(train_grid, "train", fails)
     assert train_grid._train_point(requested(["fedavg"], {"lr": ["1", "2"]}), 1) is error
-    again = pickle.loads(pickle.dumps(error))
+    again = sent(error)
     assert (again.code, again.message, again.hint) == (Exit.FEDERATED, "Failed.", "Lower lr.")

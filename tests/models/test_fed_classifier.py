@@ -1,6 +1,5 @@
 """FedClassifier beside scikit-learn: its own checks, its tools, and the same models as the engine's."""
 
-import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +8,7 @@ import torch
 from draws import FULL
 from methods_tried import changed_methods, tried
 from refusal import refused
+from sent import sent
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from sklearn.utils.estimator_checks import parametrize_with_checks
@@ -119,7 +119,7 @@ def test_it_predicts_what_the_engine_predicts():
 def test_a_pickle_and_a_saved_model_say_the_same(digits, tmp_path):
     X, other, y, _ = digits
     found = FedClassifier(settings={"feat_post": "standardize"}).fit(X, y)
-    assert np.array_equal(pickle.loads(pickle.dumps(found)).predict(other), found.predict(other))
+    assert np.array_equal(sent(found).predict(other), found.predict(other))
     found.model_.save(tmp_path / "m.safetensors")
     loaded = fc.load_model(tmp_path / "m.safetensors")
     assert np.array_equal(loaded.scores(other.astype(np.float32)), found.decision_function(other))

@@ -1,7 +1,6 @@
 """The model of a run in Python: what it says of images, wherever they are, of features, and what it is saved as."""
 
 import multiprocessing
-import pickle
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
@@ -13,6 +12,7 @@ from heard import Heard
 from pictures import folder
 from PIL import Image
 from refusal import refused, store_error
+from sent import sent
 from tolerance import close
 
 import fedcache as fc
@@ -182,7 +182,7 @@ def test_a_model_goes_to_another_process_and_comes_back_the_same(rows, model, tm
     joblib.dump(model, tmp_path / "m.joblib")
     assert np.array_equal(joblib.load(tmp_path / "m.joblib").scores(rows), scores)
     # whoever listens stays where it is
-    heard = pickle.loads(pickle.dumps(replace(model, observer=Heard())))
+    heard = sent(replace(model, observer=Heard()))
     assert type(heard.observer) is Silent
 
 

@@ -16,6 +16,7 @@ import pytest
 from command import fedcache, ok
 from damage import flip_bit
 from failing_command import must_fail
+from files_now import bytes_of
 from homes import made_once
 from made_path import extracted, place_of
 from pictures import folder
@@ -256,24 +257,20 @@ def test_what_cannot_be_predicted_is_refused(store, tmp_path, monkeypatch, words
     assert fedcache(f"predict {run} {words}").code == code
 
 
-def contents(place):
-    return {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
-
-
 @pytest.mark.slow
 def test_predictions_are_not_written_over_what_they_are_made_of(store, tmp_path):
     run, mine, link = place_of(FED3R), tmp_path / "emb.parquet", tmp_path / "link.parquet"
     x, _ = fc.Store.open(store).Xy()
     parquet.write_table(pa.table({"features": x.tolist()}), mine)
     link.symlink_to(mine)
-    before, features = contents(run), mine.read_bytes()
+    before, features = bytes_of(run), mine.read_bytes()
     for words in (
         f"--embeddings {mine} -o {mine}",
         f"--embeddings {mine} -o {link}",
         f"--store {store} -o {run}/rounds.jsonl",
     ):
         assert fedcache(f"predict {run} {words}").code == 2
-    assert (contents(run), mine.read_bytes()) == (before, features)
+    assert (bytes_of(run), mine.read_bytes()) == (before, features)
     rows = ok(f"predict {run} --embeddings {mine} -o {run}/new.parquet").data["rows"]
     assert len(rows) == len(x)
 
@@ -281,10 +278,10 @@ def test_predictions_are_not_written_over_what_they_are_made_of(store, tmp_path)
 def test_an_exported_model_is_not_written_over_the_model(store, tmp_path):
     run = place_of(FED3R)
     mine = Path(shutil.copy(model_file(run, 0), tmp_path / "m.safetensors"))
-    before, model = contents(run), mine.read_bytes()
+    before, model = bytes_of(run), mine.read_bytes()
     for place, out in ((mine, mine), (run, model_file(run, 0)), (run, run)):
         assert fedcache(f"export-model --force {place} -o {out}").code == 2
-    assert (contents(run), mine.read_bytes()) == (before, model)
+    assert (bytes_of(run), mine.read_bytes()) == (before, model)
     head = tmp_path / "head.safetensors"
     ok(f"export-model {mine} -o {head}")
     assert fedcache(f"predict {head} photo.png").code == 4  # it is whole, and no model of fedcache

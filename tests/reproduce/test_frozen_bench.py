@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from command import ok
 from failing_command import must_fail
+from files_now import times_of
 from pictures import folder
 from refusal import refused
 
@@ -238,10 +239,7 @@ def test_settings_are_chosen_by_validation_and_a_second_call_trains_nothing(own_
     data = json.loads((tmp_path / "page.json").read_text())
     assert (tmp_path / "page.md").read_text() == markdown(data)
 
-    def files():
-        return {p: p.stat().st_mtime_ns for p in (own_home / "runs").glob("*/result.json")}
-
-    before = files()
+    before = times_of(own_home, "*/result.json")
     results = {r["digest"]: r for r in (json.loads(file.read_text()) for file in before)}
     assert len(data["scores"]) == 6
     dealt = {}
@@ -268,12 +266,12 @@ def test_settings_are_chosen_by_validation_and_a_second_call_trains_nothing(own_
     # All treatments of a block and seed have one partition.
     assert [len(digests) for digests in dealt.values()] == [1] * 4
     assert ok(*words).data == done.data
-    assert files() == before
+    assert times_of(own_home, "*/result.json") == before
     # Results of one call can be added to another call, which trains only what they lack.
     added = ok("reproduce frozen-bench --rounds 1 --seeds 0,1 --add", tmp_path / "page.json").data
     assert added["scores"] == data["scores"]
     assert added["rankings"] == data["rankings"]
-    assert files() == before
+    assert times_of(own_home, "*/result.json") == before
 
 
 def written(place, **changes):

@@ -1,12 +1,12 @@
 """What the parts of a run say and do where something is missing, damaged, of a device or of an earlier release."""
 
 import os
-import pickle
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
 from refusal import corruption, machine_error, refused, store_error
+from sent import sent
 
 from fedcache.errors import UsageError
 from fedcache.runs import run_models
@@ -24,7 +24,7 @@ from fedcache.runs.run import values_of
 
 def test_a_damaged_run_crosses_a_process():
     error = DamagedRunError(Path("runs/a/result.json"), "is gone")
-    again = pickle.loads(pickle.dumps(error))
+    again = sent(error)
     assert type(again) is DamagedRunError
     assert (again.code, again.message, again.hint) == (error.code, error.message, error.hint)
 

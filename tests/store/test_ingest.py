@@ -8,6 +8,7 @@ import pytest
 from command import fedcache, ok, words_of
 from failing_command import must_fail
 from federation import small
+from files_now import times_of
 from made_path import place_of
 from toy_store import create
 
@@ -94,15 +95,12 @@ def test_methods_without_labels_train_on_text_features_and_invent_no_score(tmp_p
 def test_the_same_file_again_is_there_already_and_another_is_refused(labelled, tmp_path):
     first = place_of(f"ingest {labelled} --name mine")
 
-    def files():
-        return {f: f.stat().st_mtime_ns for f in first.rglob("*") if f.is_file()}
-
-    before = files()
+    before = times_of(first)
     for file in (labelled, shutil.copy(labelled, tmp_path / "copy.npz")):
         assert ok(f"ingest {file} --name mine").data["path"] == str(first)
     other = npz(tmp_path / "other.npz", X=FEATURES[:30], y=LABELS[:30])
     error = must_fail("partitions:  ", f"ingest {other} --name mine")
-    assert before == files()
+    assert times_of(first) == before
     assert run_line(error["hint"].split("partitions:  ")[1]).data["images"] == 30
     assert [e["images"] for e in ok("ls").data["entries"]] == [30]
     assert not first.exists()

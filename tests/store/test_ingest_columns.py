@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from command import fedcache, ok
+from files_now import times_of
 from hypothesis import given
 from hypothesis import strategies as st
 from made_path import place_of
@@ -103,12 +104,9 @@ def test_the_same_rows_with_other_groups_keep_their_features(tmp_path):
     ingest(ward=2, site=6)
     path = place_of("inspect mine")
 
-    def features():
-        return {f: f.stat().st_mtime_ns for f in path.glob("features/**/*") if f.is_file()}
-
-    before = features()
+    before = times_of(path / "features")
     assert "new groups day" in ingest(ward=3, day=6)
-    assert before == features()
+    assert times_of(path / "features") == before
     assert ok("inspect mine").data["groups"] == {"day": 6, "site": 6, "ward": 3}
     assert ok("verify mine").data["ok"]
     assert "Nothing to do" in ingest(ward=3, day=6)

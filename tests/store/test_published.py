@@ -10,6 +10,7 @@ import xarray
 import zarr
 from command import fedcache, ok, python
 from damage import flip_bit
+from files_now import bytes_of, times_of
 from refusal import corruption, machine_error, refused, store_error
 from toy_store import KEYS, whole
 from web_server import web_server
@@ -205,9 +206,9 @@ def test_nothing_is_added_to_a_published_store(published):
 
 
 def test_publishing_again_writes_no_shard_again(toy, published):
-    shards = {f: f.stat().st_mtime_ns for f in published.rglob("features/*/c/*/0/0")}
+    shards = times_of(published, "features/*/c/*/0/0")
     again = publication(toy, published)
-    assert {f: f.stat().st_mtime_ns for f in shards} == shards
+    assert times_of(published, "features/*/c/*/0/0") == shards
     files = [f for f in published.rglob("*") if f.is_file()]
     assert again.files == again.written + len(shards) + 1 == len(files)
     assert again.bytes == sum(f.stat().st_size for f in files)
@@ -215,7 +216,7 @@ def test_publishing_again_writes_no_shard_again(toy, published):
 
 def test_a_publication_of_a_publication_is_equal(server, place, published):
     publication(opened(server), place / "b")
-    assert contents(place / "b") == contents(published)
+    assert bytes_of(place / "b") == bytes_of(published)
 
 
 def test_an_address_with_a_password_is_refused() -> None:
@@ -226,10 +227,10 @@ def test_an_address_with_a_password_is_refused() -> None:
 @pytest.mark.parametrize("name", ["manifest.json", f"features/{KEYS[0]}/c/0/0/0", "README.md"])
 @pytest.mark.parametrize("place_of_byte", [0.5, -1])
 def test_publishing_again_replaces_a_damaged_file(toy, published, name, place_of_byte):
-    before = contents(published)
+    before = bytes_of(published)
     flip_bit(published / name, place_of_byte)
     publication(toy, published)
-    assert contents(published) == before
+    assert bytes_of(published) == before
 
 
 def test_a_changed_store_takes_the_place_of_its_publication(toy, published):
@@ -256,7 +257,7 @@ def test_shards_of_an_interrupted_publication_of_other_values_are_replaced(
     for factor in (2, 3):
         monkeypatch.setattr(toy_store, "values", lambda key, by=factor: by * real_values(key))
         stores.append(whole(place / f"times-{factor}.zarr"))
-    before = contents(published)
+    before = bytes_of(published)
 
     def put(source, name, *parts):
         if name == publish.ROOT:
@@ -269,9 +270,9 @@ def test_shards_of_an_interrupted_publication_of_other_values_are_replaced(
                 patch.setattr(FolderSource, "put", put)
                 with pytest.raises(KeyboardInterrupt):
                     publication(store, published)
-        assert contents(published) != before
+        assert bytes_of(published) != before
         publication(toy, published)
-        found = contents(published)
+        found = bytes_of(published)
         assert found.pop(publish.MARK)
         assert found == {name: raw for name, raw in before.items() if name != publish.MARK}
 
@@ -302,7 +303,7 @@ def test_a_place_with_something_else_is_left_alone(toy, place, published):
 @pytest.mark.slow
 def test_a_killed_publication_is_no_store_and_is_completed(toy, place, published, monkeypatch):
     """Killed after every single object, in turn; then completed to the same bytes."""
-    all_files = contents(published)
+    all_files = bytes_of(published)
     real = FolderSource.put
     for left in range(len(all_files)):
         target = place / f"killed-{left}"
@@ -322,11 +323,7 @@ def test_a_killed_publication_is_no_store_and_is_completed(toy, place, published
             with pytest.raises(FileNotFoundError):
                 zarr.open_group(str(target), mode="r")
         publication(toy, target)
-        assert contents(target) == all_files
-
-
-def contents(folder):
-    return {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
+        assert bytes_of(target) == all_files
 
 
 def test_names_become_numbers(toy, place):
@@ -335,13 +332,13 @@ def test_names_become_numbers(toy, place):
     found = Store.open(target)
     assert list(found.samples.name) == [f"{row:02}" for row in range(14)]
     assert [e["name"] for e in found.quarantined()] == ["01", "09", "13"]
-    assert b"train/" not in b"".join(contents(target).values())
+    assert b"train/" not in b"".join(bytes_of(target).values())
     for key in KEYS:
         assert found.reader(key).all().tobytes() == toy.reader(key).all().tobytes()
     assert verify(found.path).ok
-    before = contents(target)
+    before = bytes_of(target)
     refused(lambda: publication(toy, target), "--anonymous-names")
-    assert contents(target) == before
+    assert bytes_of(target) == before
     # A publication that was killed before its manifest leaves the mark, which is enough.
     (target / "manifest.json").unlink()
     refused(lambda: publication(toy, target), "--anonymous-names")

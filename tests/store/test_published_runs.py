@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from command import fedcache, ok
 from failing_command import must_fail
+from files_now import bytes_of
 from homes import made_once
 from made_path import place_of
 from refusal import store_error
@@ -63,10 +64,6 @@ def results(store, runs):
     return found
 
 
-def models(runs):
-    return {f.name + f.parent.parent.name: f.read_bytes() for f in runs.rglob("*.safetensors")}
-
-
 def test_three_methods_give_equal_results_wherever_the_store_is(
     digits, published, bucket, tmp_path, monkeypatch
 ):
@@ -80,9 +77,10 @@ def test_three_methods_give_equal_results_wherever_the_store_is(
     with web_server(published.parent) as server:
         server.fail_every = 3
         assert results(f"{server.address}/digits", tmp_path / "web-runs") == here
-    assert len(models(tmp_path / "here")) == len(METHODS)
+    models = bytes_of(tmp_path / "here", "*.safetensors")
+    assert len(models) == len(METHODS)
     for other in ("folder", "bucket", "web-runs"):
-        assert models(tmp_path / other) == models(tmp_path / "here")
+        assert bytes_of(tmp_path / other, "*.safetensors") == models
 
 
 def test_a_bucket_refuses_in_one_sentence(bucket, digits):

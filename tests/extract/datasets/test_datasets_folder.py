@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import pickle
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +16,7 @@ from make_images import encoded, pixels, png, tree, write_directory, write_tar, 
 from no_dataset import no_dataset
 from opened import digests, open_dataset, peek
 from refusal import bad_image, refused
+from sent import sent
 
 from fedcache.errors import Exit
 from fedcache.extract.datasets import archives
@@ -365,7 +365,7 @@ def test_sources_survive_pickling_and_threads(tmp_path, pack):
     files = tree(OFFICE)
     data = open_dataset(f"folder:{pack(tmp_path / f'x{suffix}', files)}")
     data.source.read(0)  # opened before it is pickled
-    source = pickle.loads(pickle.dumps(data.source))
+    source = sent(data.source)
     with ThreadPoolExecutor(8) as pool:
         read = list(pool.map(source.read, [*range(len(data))] * 5))
     assert read == [files[name] for name in data.names] * 5

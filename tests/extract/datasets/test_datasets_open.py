@@ -1,7 +1,6 @@
 """Specs: one dataset or several as domains, and what is said when a spec makes no sense."""
 
 import json
-import pickle
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +11,7 @@ from no_dataset import no_dataset
 from opened import open_dataset, peek
 from PIL import Image
 from refusal import machine_error, refused
+from sent import sent
 
 import fedcache as fc
 from fedcache.extract.datasets.listing import info, known, pull
@@ -48,7 +48,7 @@ def test_named_sources_become_domains_of_one_dataset(two):
         assert domain == (source if source == "photo" else f"drawn/{one.domains[one.domain[at]]}")
     assert peek(spec) == (data.slug, data.digest)
     assert open_dataset(spec.replace("photo=", "x=")).digest != data.digest
-    assert pickle.loads(pickle.dumps(data.source)).read(3) == data.source.read(3)
+    assert sent(data.source).read(3) == data.source.read(3)
 
 
 def test_an_unknown_label_stays_unknown_when_joined(two):

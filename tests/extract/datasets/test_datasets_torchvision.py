@@ -12,6 +12,7 @@ from make_images import png, write_directory
 from no_dataset import no_dataset
 from opened import open_dataset, peek
 from refusal import bad_image, machine_error
+from sent import sent
 from test_datasets_idx import write
 
 from fedcache.errors import Exit
@@ -44,7 +45,7 @@ def test_mnist_has_both_splits_digit_names_and_gray_pixels(tmp_path, mnist, caps
     assert data.classes == tuple("0123456789")
     assert (data.slug, data.domains, data.mirror) == ("mnist", ("all",), False)
     assert Counter(data.split.tolist()) == {0: 60, 1: 20}
-    source = pickle.loads(pickle.dumps(data.source))
+    source = sent(data.source)
     for split, images in (("train", train), ("test", test)):
         for i in (0, 13, len(images) - 1):
             row = data.names.index(f"{split}/{i:05d}")
@@ -138,7 +139,7 @@ def test_of_one_part_that_is_there_a_fifth_is_the_test_set(tmp_path, mnist, left
             file.unlink()
     data = open_dataset("torchvision:MNIST", data=tmp_path / "data")
     assert data.names == tuple(f"{word}/{i:05d}" for i in range(len(images)))
-    source = pickle.loads(pickle.dumps(data.source))
+    source = sent(data.source)
     assert all(np.array_equal(source.read(i), images[i]) for i in range(len(images)))
     assert {0, 1} == set(data.split.tolist())
     next(raw.glob("*images*")).unlink()  # half a part is no part that is missing

@@ -1,7 +1,5 @@
 """Ridges that choose themselves: generalised cross-validation by hand, and what it must not depend on."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
