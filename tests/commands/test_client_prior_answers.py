@@ -90,7 +90,8 @@ def test_the_accuracy_with_the_prior_is_that_of_the_scores_and_the_counts(store,
     # Without the prior they are the accuracies that the run stored.
     each = [c["right"] / c["rows"] for c in found["clients"].values()]
     assert each == stored["accuracy"]["per_client"]
-    before, after = found["accuracy_without_prior"], found["accuracy_with_prior"]
+    before = found["accuracy_without_prior"]
+    after = found["accuracy_with_prior"]
     assert before["pooled"] == pytest.approx(stored["accuracy"]["pooled"])
     assert before["client_mean"] == pytest.approx(np.mean(each))
     assert after["client_mean"] > before["client_mean"]
@@ -121,7 +122,8 @@ def test_every_other_figure_and_the_stored_run_stay_as_they_are(store):
 
 @pytest.mark.parametrize("kind", ["classes", "counts", "fitted"])
 def test_predictions_and_exports_of_a_client_are_those_that_evaluate_scores(store, tmp_path, kind):
-    run, held = run_of("fed3r"), Store.open(store)
+    run = run_of("fed3r")
+    held = Store.open(store)
     (file,) = run.glob("partition-*.partition")
     client = Partition.load(file).clients[1]
     X, y = (a[client.test] for a in held.Xy(split=None))

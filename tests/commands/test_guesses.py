@@ -65,5 +65,6 @@ def test_runs_are_compared_by_the_names_of_their_methods(tmp_path):
 @pytest.mark.parametrize("line", ["", "methods", "runs", "-V", "--version"])
 def test_a_guess_that_only_asks_for_help_or_the_version_succeeds(line):
     done = fedcache(line)
-    assert (done.code, done.err) == (0, "")
+    assert done.code == 0
+    assert done.err == ""
     assert done.out

@@ -17,7 +17,10 @@ from pictures import picture
 from fedcache.models.predictions import Prediction, write_predictions
 from fedcache.parsing import escape_json, sheet_cell, visible
 
-TITLE, CLEAR, BIDI, FORMULA = "\x1b]0;owned\x07", "\x1b[2J", "txt\u202egpj", "=1+1"
+TITLE = "\x1b]0;owned\x07"
+CLEAR = "\x1b[2J"
+BIDI = "txt\u202egpj"
+FORMULA = "=1+1"
 CLASSES = (f"a{TITLE}", f"b{CLEAR}\x9b2J", BIDI, FORMULA, "[red]e\u2066\u2028", "two\nlines")
 EXTRACT = "extract --backbones random-projection --size 16 --workers 0 --max-bad 5 --dataset"
 COMMANDS = re.compile(
@@ -36,7 +39,7 @@ def hostile(tmp_path):
                 place.mkdir(parents=True)
                 for i in range(count):
                     picture(100 * d + 10 * c + i, c).save(place / f"{i}{CLEAR}.png")
-    (root / "train" / f"ink{CLEAR}" / CLASSES[0] / f"broken{TITLE}.png").write_bytes(b"no image")
+    (root / f"train/ink{CLEAR}" / CLASSES[0] / f"broken{TITLE}.png").write_bytes(b"no image")
     return root
 
 
@@ -49,7 +52,9 @@ def shown(done, code=0):
 
 @pytest.mark.slow
 def test_no_command_prints_a_name_that_commands_the_terminal(hostile, tmp_path):
-    runs, page, named = tmp_path / "runs", tmp_path / "r.html", f"p{CLEAR}"
+    runs = tmp_path / "runs"
+    page = tmp_path / "r.html"
+    named = f"p{CLEAR}"
     assert "\\x1b]0;owned\\x07.png" in shown(fedcache(EXTRACT, f"folder:{hostile}"), code=3)
     assert "a\\x1b]0;owned\\x07" in shown(fedcache("inspect"))
     shown(fedcache("ls"))

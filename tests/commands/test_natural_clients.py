@@ -15,15 +15,19 @@ from fedcache.grids.hold_out import every_value
 from fedcache.store.store import Store, put_groups
 from fedcache.tables.groups import Group
 
-ROWS, WIDTH = 360, 12
-DOMAINS, SITES = ("clay", "ink", "oil"), ("north", "south", "east", "west")
+ROWS = 360
+WIDTH = 12
+DOMAINS = ("clay", "ink", "oil")
+SITES = ("north", "south", "east", "west")
 
 
 def made(place):
     """Three classes in three domains that look a little different; every row is of one of four sites, or of none."""
     rng = np.random.default_rng(3)
-    label, domain = rng.integers(0, 3, ROWS), rng.integers(0, 3, ROWS)
-    middle, shift = rng.normal(size=(3, WIDTH)), 0.4 * rng.normal(size=(3, WIDTH))
+    label = rng.integers(0, 3, ROWS)
+    domain = rng.integers(0, 3, ROWS)
+    middle = rng.normal(size=(3, WIDTH))
+    shift = 0.4 * rng.normal(size=(3, WIDTH))
     x = (middle[label] + shift[domain] + 0.6 * rng.normal(size=(ROWS, WIDTH))).astype("f4")
     words = {"labels": label, "domains": [DOMAINS[d] for d in domain]}
     store = Store.from_arrays({"mine": x}, **words, path=place / "paintings.zarr")
@@ -58,7 +62,8 @@ def test_each_cell_of_the_held_out_table_is_a_ridge_on_the_other_domains(store):
     x = x.astype(np.float64)
     domain = opened.samples.domain
     for code, name in enumerate(DOMAINS):
-        inside, outside = domain != code, domain == code
+        inside = domain != code
+        outside = domain == code
         gram = x[inside].T @ x[inside] + 0.01 * np.eye(WIDTH)  # lam of fed3r
         head = np.linalg.solve(gram, x[inside].T @ np.eye(3)[label[inside]])
         wanted = float(((x[outside] @ head).argmax(1) == label[outside]).mean())
@@ -107,7 +112,8 @@ def test_a_value_of_few_rows_is_said_to_weigh_as_much_and_can_be_left_out(tmp_pa
     (row,) = ok(f"{words} --min-rows 20").data["held_out"]
     assert row["rows"] == {"big": 200, "less": 60, "middle": 100}
     (same,) = fc.grid("fedncm", store, by="site", hold_out="each", min_rows=[20]).held_out()
-    assert (same.rows, same.accuracy) == (row["rows"], row["accuracy"])
+    assert same.rows == row["rows"]
+    assert same.accuracy == row["accuracy"]
     assert must_fail("", f"{words} --min-rows 150")["hint"] == "--min-rows 100"
 
 

@@ -23,14 +23,13 @@ def options_of(command):
 def test_train_and_grid_have_the_same_options_of_a_run():
     kinds = (TrainConfig, PartitionConfig, SchemeArguments, RunOptions)
     names = {option_name(item) for k in kinds for item in fields(k)}
-    train, grid = options_of("train"), options_of("grid")
+    train = options_of("train")
+    grid = options_of("grid")
     assert names <= set(train)
     assert names <= set(grid)
     for name in names - {"--method"}:
-        assert (train[name].help, train[name].show_default) == (
-            grid[name].help,
-            grid[name].show_default,
-        )
+        assert train[name].help == grid[name].help
+        assert train[name].show_default == grid[name].show_default
 
 
 def test_every_key_of_the_file_is_an_option_of_the_command_of_its_name():

@@ -68,7 +68,8 @@ def test_a_run_of_one_round_is_one_run_however_often_it_is_scored(tmp_path):
     ingested(tmp_path)
     first = ok(f"train fed3r {IID}").data
     again = ok(f"train fed3r {IID} --eval-every 1").data
-    assert (again["reused"], again["path"]) == (True, first["path"])
+    assert again["reused"] is True
+    assert again["path"] == first["path"]
     end, each = (ok(f"train fedavg {IID} --rounds 2 --eval-every", k).data["path"] for k in (0, 1))
     assert end != each
     labels = {e["path"]: e["differs"] for e in ok("runs list --method fedavg").data["entries"]}

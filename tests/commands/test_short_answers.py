@@ -23,7 +23,7 @@ def test_train_prints_what_the_accuracy_the_cost_the_place_and_the_next_command(
     assert "fedavg" in what
     assert re.search(r"accuracy [\d.]+ % \(95 % interval [\d.]+ to [\d.]+ over", accuracy)
     assert "Each client sends" in cost
-    assert str(own_home / "runs") in place
+    assert f"{own_home}/runs" in place
     assert following.split()[:3] == ["Next:", "fedcache", "predict"]
     assert "default of fedavg's paper" not in done.err
     wordy = fedcache(f"{words} -v --fresh")

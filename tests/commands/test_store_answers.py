@@ -51,7 +51,7 @@ def test_ls_lists_stores_with_their_sizes_and_damaged_ones_with_why(small, own_h
         "bytes": size,
     }
     assert ok("ls --dataset small").data["entries"] == [entry]
-    (own_home / "stores" / "broken.zarr").mkdir()
+    (own_home / "stores/broken.zarr").mkdir()
     told = ok("ls")
     broken, kept = told.data["entries"]
     assert kept == entry

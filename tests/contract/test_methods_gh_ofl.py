@@ -22,7 +22,8 @@ def scores(out):
 
 def released(x, y, head, shrink=0.05, pooled=False):
     """Scores of all rows of the federation by the released formulas, from the pooled rows x, y."""
-    C, D = int(y.max()) + 1, x.shape[1]
+    C = int(y.max()) + 1
+    D = x.shape[1]
     mu = np.stack([x[y == c].mean(0) for c in range(C)])
     log_prior = np.log(np.bincount(y) / len(y))
     pool = (x.T @ x - sum((y == c).sum() * np.outer(mu[c], mu[c]) for c in range(C))) / (len(y) - C)
@@ -32,7 +33,8 @@ def released(x, y, head, shrink=0.05, pooled=False):
 
     made = np.empty((len(POINTS), C))
     for c in range(C):
-        mine, apart = x[y == c], POINTS - mu[c]
+        mine = x[y == c]
+        apart = POINTS - mu[c]
         if head == "nb":
             var = np.diag(pool) if pooled else (mine**2).mean(0) - mu[c] ** 2
             S = np.diag(np.maximum(var, 1e-6))
@@ -111,5 +113,6 @@ def test_each_head_sends_what_it_needs():
         head, variance = name.split("-")
         hp = {"head": head, "variance": variance}
         traffic = go_all("gh-ofl", hp, DATA, CLIENTS).traffic
-        assert (traffic.up.tolist(), traffic.down.tolist()) == ([up] * 9, [down] * 9)
+        assert traffic.up.tolist() == [up] * 9
+        assert traffic.down.tolist() == [down] * 9
         assert paper("gh-ofl", 11, hp, classes=6) == (up - 6, down)

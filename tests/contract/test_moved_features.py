@@ -208,7 +208,7 @@ def test_a_ridge_that_is_larger_than_the_variances_is_warned_of_with_advice_that
     assert set(advice) == {key}
     data = followed(advice, data, clients)
     advice = {name: float(value) for name, value in advice.items()}
-    assert accuracy(name, {**settings, **advice}, data, clients) > usual - 0.05
+    assert accuracy(name, settings | advice, data, clients) > usual - 0.05
 
 
 @pytest.mark.parametrize(("name", "settings", "key"), RIDGES, ids=str)

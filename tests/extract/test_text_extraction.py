@@ -54,7 +54,8 @@ def test_methods_train_on_texts_and_their_models_read_texts(bag, tmp_path):
     write(tmp_path / "a.csv", sentences(60))
     ok(f"extract --dataset texts:a.csv --backbones {bag}")
     run = ok("train --method fed3r --preset paper --by shop").data
-    assert (run["accuracy"]["mean"], run["dataset"]["holds"]) == (1.0, "texts")
+    assert run["accuracy"]["mean"] == 1.0
+    assert run["dataset"]["holds"] == "texts"
     (tmp_path / "new.csv").write_text('id,text\nq,"bread soup"\np,"wind, snow"\nr,\n')
     found = fedcache(f"predict {run['path']} new.csv --json")
     assert found.code == Exit.QUARANTINED

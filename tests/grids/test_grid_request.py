@@ -109,10 +109,14 @@ def test_an_error_of_a_point_crosses_the_process_as_it_is(monkeypatch):
     error = FederatedRunError("Failed.", "Lower lr.")
 
     def fails(config, home, **words):
-        assert (config.set["lr"], home, words["extract"]) == ("2", HOME, False)
+        assert config.set["lr"] == "2"
+        assert home == HOME
+        assert words["extract"] is False
         raise error
 
     monkeypatch.setattr(train_grid, "train", fails)
     assert train_grid._train_point(requested(["fedavg"], {"lr": ["1", "2"]}), 1) is error
     again = sent(error)
-    assert (again.code, again.message, again.hint) == (Exit.FEDERATED, "Failed.", "Lower lr.")
+    assert again.code == Exit.FEDERATED
+    assert again.message == "Failed."
+    assert again.hint == "Lower lr."

@@ -97,7 +97,8 @@ def test_a_new_client_learns_its_rows(case):
     short = 0.1
     # its own projection must come to prototypes that others made, in one round
     if case[0] == "fedproto":
-        settings, short = {**settings, "epochs": 8}, 0.2
+        settings = {**settings, "epochs": 8}
+        short = 0.2
     out = go_tiny(case[0], settings, data, clients, rounds=8, participation=None)
     data = fitted(METHODS[case[0]], data)
     model = collect(out, facts_of(out, data), data, None).model
@@ -126,7 +127,8 @@ def test_adaptation_to_test_rows_is_refused():
 def test_settings_replace_the_runs_and_are_saved():
     model, data, clients = trained(("perfedavg", {"alpha": 0.1, "dim": 5}))
     new = shard(data, clients[1])
-    plain, longer = personalise(model, new), personalise(model, new, settings={"adapt_steps": "5"})
+    plain = personalise(model, new)
+    longer = personalise(model, new, settings={"adapt_steps": "5"})
     assert longer.facts.hp["adapt_steps"] == 5
     assert any(not torch.equal(plain.tensors[k], longer.tensors[k]) for k in plain.tensors)
     refused(

@@ -229,17 +229,17 @@ NAME = "texts_and_sound"
 
 @pytest.mark.slow
 def test_the_example_runs_as_it_is_written(tmp_path, monkeypatch):
-    shutil.copy(ROOT / "examples" / f"{NAME}.py", tmp_path)
+    shutil.copy(ROOT / f"examples/{NAME}.py", tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
-    monkeypatch.setenv("FEDCACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("FEDCACHE_HOME", f"{tmp_path}/home")
     blocks = content("docs/texts.md").split("```sh\n")[1:]
     commands = [
         shlex.split(line) for block in blocks for line in block.partition("```")[0].splitlines()
     ]
     assert [words[0] for words in commands].count("fedcache") == len(commands) - 1
     best = {}
-    topics = runpy.run_path(str(ROOT / "examples" / f"{NAME}.py"))["TOPICS"]
+    topics = runpy.run_path(f"{ROOT}/examples/{NAME}.py")["TOPICS"]
     words = sorted({word for topic in topics.values() for word in topic.split()})
     try:
         for command in commands:

@@ -60,7 +60,7 @@ def test_what_a_page_shows_must_be_printed():
 def test_a_page_that_fails_ends_with_the_command_and_its_message(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("```sh\nfedcache train --method fedagv\n```\n")
-    words = [sys.executable, ROOT / "tools" / "run_pages.py", page]
+    words = [sys.executable, ROOT / "tools/run_pages.py", page]
     done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 1
     assert "page.md, line 2: exit 2" in done.stderr

@@ -44,7 +44,8 @@ def test_the_group_is_all_values_of_one_column_and_its_mean_is_over_them():
     alone = held_out("fedavg", "zebra", 0.5, dataset={"slug": "other", "digest": "e" * 64, "ok": 9})
     runs = runs_of(fedavg=(0.9, 0.1, 0.5, 0.7), fedprox=(0.2, 0.4, 0.6, 0.8))
     (group,) = held_out_groups([other, alone, *runs])
-    assert (group.column, group.values) == ("site", VALUES)
+    assert group.column == "site"
+    assert group.values == VALUES
     assert {name: mean_over_values(a) for name, a in group.accuracies().items()} == pytest.approx(
         {"fedavg": 0.55, "fedprox": 0.5}
     )
@@ -70,7 +71,8 @@ def test_four_values_are_too_few_for_the_test_and_nothing_is_called_alike():
     assert made.too_few
     assert made.alike == ()
     said = held_out_section("h0", group, None).verdict
-    assert (said.label, said.certainty) == ("fedavg", "Unknown")
+    assert said.label == "fedavg"
+    assert said.certainty == "Unknown"
 
 
 # -- the commands --------------------------------------------------------------------------------------------------

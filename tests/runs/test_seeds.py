@@ -58,7 +58,8 @@ def test_seeds_that_are_added_give_the_same_bytes_as_all_at_once(commands, tmp_p
     assert sorted(hook.seeds) == run.result["seeds"] == [0, 1, 2, 3, 4]
     whole = with_seeds("0-4", runs=tmp_path / "runs")
     assert whole.path.name == run.path.name
-    added, at_once = files_of(run.path), files_of(whole.path)
+    added = files_of(run.path)
+    at_once = files_of(whole.path)
     # The path of the partition is the one word of the configuration that says where it is stored.
     at_once["config.toml"] = at_once["config.toml"].replace(bytes(whole.path), bytes(run.path))
     assert added == at_once

@@ -79,7 +79,9 @@ def records(path):
     """The records of a file of W&B: blocks of 32 KiB of pieces with a checksum, a length and a kind."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    raw, at, whole = path.read_bytes(), 7, b""
+    raw = path.read_bytes()
+    at = 7
+    whole = b""
     assert raw.startswith(b":W&B")
     while at + 7 <= len(raw):
         if (left := 32768 - at % 32768) < 7:
@@ -214,7 +216,7 @@ def is_that_of(one, path, seed):
     wanted = {"seed": seed, "run": path.name, "partition.scheme": "iid", "eval_every": 2}
     wanted |= {key: result[key] for key in ("method", "digest", "code", "rounds")}
     shown = {k: "auto" if v is None else v for k, v in result["hyperparameters"].items()}
-    for key, value in {**wanted, **shown}.items():
+    for key, value in (wanted | shown).items():
         assert given[key] == str(value), key
 
 
@@ -374,7 +376,8 @@ def test_on_round_is_told_what_the_result_says(mine, dealt):
 @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_hook_and_observer_of_a_grid_are_told_which_point(mine, dealt, jobs):
     told = []
-    observer, heard = Silent(), []
+    observer = Silent()
+    heard = []
     observer.round_done = heard.append
     options = {"rounds": 2, "execution": "sequential"}
     how = {"on_round": told.append, "observer": observer, "options": options, "jobs": jobs}

@@ -9,7 +9,8 @@ from federation import small
 from made_path import place_of
 from pictures import folder
 
-A, B = "random-projection:16", "random-projection:8"
+A = "random-projection:16"
+B = "random-projection:8"
 IID = "--scheme iid --clients 3 --rounds 2 --participation all"
 
 

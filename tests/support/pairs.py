@@ -42,7 +42,8 @@ def served(cases, executions, only=lambda _name: True, *, in_turn=False):
 
 def kind_of(case):
     """What an execution can see of a method: its steps, its server and whether statistics of batches travel."""
-    method, settings = METHODS[case[0]], case[1]
+    method = METHODS[case[0]]
+    settings = case[1]
     return method.gradient, method.one_shot, method.central, settings.get("bn")
 
 

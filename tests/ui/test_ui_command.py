@@ -19,7 +19,7 @@ def test_the_command_serves_until_it_is_told_to_end(tmp_path, number):
     with served(tmp_path / "home") as (address, process):
         assert address.startswith("http://127.0.0.1:")
         with urllib.request.urlopen(address, timeout=200) as answer:
-            assert str(tmp_path / "home").encode() in answer.read()
+            assert f"{tmp_path}/home".encode() in answer.read()
         events = urllib.request.urlopen(f"{address}events", timeout=200)
         assert events.readline().startswith(b"data: ")
         with pytest.raises(urllib.error.HTTPError, match="403"):

@@ -74,7 +74,9 @@ def test_tfidf_by_hand():
     kernel = TextKernel(NET, torch.eye(3), LetterTokens())
     (row,) = kernel.tfidf([Counter(dog=2, cat=1, unheard=1)])
     # "dog" is in n1 and n4, "cat" in n2 and n3, "unheard" in none
-    dog, cat, unheard = 2 * math.log(4 / 2), math.log(4 / 2), math.log(4)
+    dog = 2 * math.log(4 / 2)
+    cat = math.log(4 / 2)
+    unheard = math.log(4)
     norm = math.sqrt(dog**2 + cat**2 + unheard**2)
     assert row[kernel.column["dog"]] == pytest.approx(dog / norm)
     assert row[kernel.column["cat"]] == pytest.approx(cat / norm)

@@ -159,7 +159,7 @@ def as_list(root):
 @pytest.mark.parametrize("write", [as_arrays, as_parquet, as_shards, as_list])
 def test_equal_images_have_equal_features(tmp_path, monkeypatch, write):
     def extracted(dataset, home):
-        monkeypatch.setenv("FEDCACHE_HOME", str(tmp_path / home))  # where nothing can be taken over
+        monkeypatch.setenv("FEDCACHE_HOME", f"{tmp_path}/{home}")  # where nothing can be taken over
         return fc.extract(dataset, ["random-projection", "pixels"], size=16, workers=0, batch=4)
 
     folder = write_directory(

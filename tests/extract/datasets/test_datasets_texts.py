@@ -38,7 +38,10 @@ def table(tmp_path):
 
 def test_a_csv_of_texts_is_read(table):
     data = open_dataset(f"texts:{table}")
-    assert (data.holds, data.slug, len(data), data.domains) == ("texts", "day", 6, ("all",))
+    assert data.holds == "texts"
+    assert data.slug == "day"
+    assert len(data) == 6
+    assert data.domains == ("all",)
     assert data.classes == ("food", "weather")
     assert data.label.tolist() == [1, 1, 0, 0, -1, 0]
     assert data.split.tolist() == [0, 0, 1, 0, 0, 0]
@@ -85,13 +88,14 @@ def test_columns_are_named_in_the_spec_and_rows_are_in_the_order_of_their_names(
     )
     words = "text=said&label=mood&split=part&name=key&domain=place&group=b"
     data = open_dataset(f"texts:{path}?{words}")
-    assert (data.names, data.classes, data.domains) == (("x", "y"), ("3", "5"), ("down", "up"))
-    assert (data.label.tolist(), data.domain.tolist(), data.split.tolist()) == (
-        [0, 1],
-        [1, 0],
-        [1, 0],
-    )
-    assert (list(data.groups), data.source.read(1)) == (["b"], b"oh")
+    assert data.names == ("x", "y")
+    assert data.classes == ("3", "5")
+    assert data.domains == ("down", "up")
+    assert data.label.tolist() == [0, 1]
+    assert data.domain.tolist() == [1, 0]
+    assert data.split.tolist() == [1, 0]
+    assert list(data.groups) == ["b"]
+    assert data.source.read(1) == b"oh"
 
 
 def test_a_part_and_several_as_domains(table, tmp_path):
@@ -99,7 +103,9 @@ def test_a_part_and_several_as_domains(table, tmp_path):
     assert [part.source.read(row) for row in (0, 1)] == [b"A fine day.", b"Eggs and ham"]
     shutil.copy(table, tmp_path / "two.csv")
     both = open_dataset(f"a=texts:{table},b=texts:{tmp_path / 'two.csv'}")
-    assert (both.holds, both.domains, len(both)) == ("texts", ("a", "b"), 12)
+    assert both.holds == "texts"
+    assert both.domains == ("a", "b")
+    assert len(both) == 12
     no_dataset(f"a=texts:{table},b=digits", "texts", "images")
 
 

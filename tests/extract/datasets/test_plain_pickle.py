@@ -20,7 +20,7 @@ class Trap:
 
 
 def test_nothing_is_run(tmp_path):
-    trap = Trap(str(tmp_path / "sprung"))
+    trap = Trap(f"{tmp_path}/sprung")
     for protocol in range(6):
         for held in (trap, {"data": [trap]}, (np.array([trap]), 0)):
             (tmp_path / "x").write_bytes(pickle.dumps(held, protocol))
@@ -56,7 +56,8 @@ def test_plain_data_comes_back_from_every_protocol(protocol, tmp_path):
         if isinstance(a, np.ndarray):
             assert isinstance(b, np.ndarray)
             # numpy may turn the bytes while it reads
-            assert (a.shape, a.dtype.newbyteorder("=")) == (b.shape, b.dtype.newbyteorder("="))
+            assert a.shape == b.shape
+            assert a.dtype.newbyteorder("=") == b.dtype.newbyteorder("=")
 
 
 def test_an_array_may_not_ask_for_memory_it_does_not_bring(tmp_path):

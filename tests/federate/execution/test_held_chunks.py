@@ -33,7 +33,8 @@ def value(states, client):
 
 
 def test_the_same_clients_find_their_tensors_as_they_are():
-    states, held = entered(3, 5), chunk((3, 5), 1.0)
+    states = entered(3, 5)
+    held = chunk((3, 5), 1.0)
     states.hold(held)
     assert states.chunk([3, 5])["W"] is held.stacked["W"]
     assert states.chunk([5, 3]) is None
@@ -46,7 +47,8 @@ def test_the_same_clients_find_their_tensors_as_they_are():
     "then", ["read", "write", "another chunk", "set", "delete", "move", "rest", "held"]
 )
 def test_nothing_of_a_chunk_is_lost_for_every_next_one(then):
-    states, held = entered(3, 5, 6, 7), chunk((3, 5), 1.0)
+    states = entered(3, 5, 6, 7)
+    held = chunk((3, 5), 1.0)
     states.hold(held)
     other = {"W": torch.full((2, 3), 9.0)}
     {

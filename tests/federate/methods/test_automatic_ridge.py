@@ -152,7 +152,8 @@ def wide_digits():
 @pytest.mark.parametrize("rows", [200, 600, 1200])
 def test_copies_of_two_percent_of_the_rows_move_the_accuracy_by_at_most_a_point(rows):
     x, y, order = wide_digits()
-    train, test = order[:rows], order[1200:]
+    train = order[:rows]
+    test = order[1200:]
 
     def accuracy(chosen):
         z = torch.from_numpy(x[chosen])

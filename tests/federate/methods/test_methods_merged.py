@@ -16,14 +16,20 @@ from fedcache.federate.methods.afl import merge, remove_ridge
 
 def released(group, gamma, clean):
     """W [D, C] by the released steps: inverses, the law as it is printed, one client after another."""
-    D, eye = X.shape[1], np.eye(X.shape[1])
-    W, R, C = [], [], []
+    D = X.shape[1]
+    eye = np.eye(X.shape[1])
+    W = []
+    R = []
+    C = []
     for client in group:
-        x, y = DATA.x[client.train, 0].numpy(), np.eye(6)[DATA.y[client.train].numpy()]
+        x = DATA.x[client.train, 0].numpy()
+        y = np.eye(6)[DATA.y[client.train].numpy()]
         R.append(np.linalg.inv(x.T @ x + gamma * eye))
         W.append(R[-1] @ x.T @ y)
         C.append(np.linalg.inv(R[-1]))
-    Wt, Rt, Ct = W[0], R[0], C[0]
+    Wt = W[0]
+    Rt = R[0]
+    Ct = C[0]
     for Wk, Rk, Ck in zip(W[1:], R[1:], C[1:], strict=True):
         both = np.linalg.inv(Ct + Ck)
         Wt = (eye - Rt @ Ck + Rt @ Ck @ both @ Ck) @ Wt + (eye - Rk @ Ct + Rk @ Ct @ both @ Ct) @ Wk

@@ -168,10 +168,13 @@ def test_a_covariance_needs_more_rows_than_means():
 
 
 def by_hand(gamma, group):
-    x, y = DATA.x[:, 0].numpy(), DATA.y.numpy()
+    x = DATA.x[:, 0].numpy()
+    y = DATA.y.numpy()
     pool = rows_trained(group)
-    N, mu = len(pool), x[pool].mean(0)
-    G, S = N * np.outer(mu, mu), np.zeros((6, x.shape[1]))
+    N = len(pool)
+    mu = x[pool].mean(0)
+    G = N * np.outer(mu, mu)
+    S = np.zeros((6, x.shape[1]))
     for c in range(6):
         mine = [x[k.train[y[k.train] == c]] for k in group]
         mine = [m for m in mine if len(m)]

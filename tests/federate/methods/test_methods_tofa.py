@@ -17,7 +17,8 @@ from fedcache.heads.losses import MASKED
 from fedcache.testing.towers import TinyTowers
 
 DATA, CLIENTS = federation()
-C, D = 6, 11
+C = 6
+D = 11
 
 
 def sums_of(rows, settings=None):
@@ -110,7 +111,8 @@ def test_a_client_of_one_class_scores_what_it_can_see():
 def test_the_servers_texts_are_the_mean_of_clients_scores():
     data = fitted(METHODS["tofa"], DATA)
     out = go_all("tofa", "texts=3 tau=0.05", data, CLIENTS)
-    scores, ctx = [], lanes("tofa", "texts=3")
+    scores = []
+    ctx = lanes("tofa", "texts=3")
     for c in CLIENTS:
         rows = stack_clients(DATA.x, DATA.y, [c.train], 0)
         scores.append(tofa.fit({"texts": out.server["texts"]}, {}, rows, ctx)[1]["score"])

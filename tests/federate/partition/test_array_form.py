@@ -144,9 +144,7 @@ def test_a_forged_head_is_refused(change):
 def forged(partition, **arrays):
     """The file of other arrays, with checksums that fit."""
     content, held = unpack(memoryview(whole(partition)))
-    return b"".join(
-        pack(content, {**held, **{k: np.array(v, np.int64) for k, v in arrays.items()}})
-    )
+    return b"".join(pack(content, held | {k: np.array(v, np.int64) for k, v in arrays.items()}))
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_every_row_has_exactly_one_client(scheme, data, columns, seed):
         assert partition.hint
         # what the message says works must not be infeasible too
         if instead := getattr(partition, "instead", {}):
-            again = attempt(scheme.name, columns, seed=seed, **{**args, **instead})
+            again = attempt(scheme.name, columns, seed=seed, **args | instead)
             assert not isinstance(again, InfeasibleError), f"{partition.message} -> {instead}"
         return
     rows = trained(partition)
@@ -185,7 +185,8 @@ def test_a_small_pool_keeps_ratio_and_clients_and_says_what_each_has():
 )
 def test_both_shifts_deal_almost_all_rows(clients, shots, printed):
     # floor() takes less than one row for each client and class, and half a row on average
-    asked, cells = clients * shots * 10, clients * 10
+    asked = clients * shots * 10
+    cells = clients * 10
     columns = even_columns(clients * shots, 5, 10, domains=clients)  # no domain can run out
     totals = [
         len(trained(make("feature-label-shift", columns, shots=shots, seed=s))) for s in range(60)
