@@ -180,14 +180,14 @@ def test_a_guess_is_answered_with_the_call_that_works(call, hint):
     assert len(caught.hint.splitlines()) == 1
 
 
-def test_a_store_is_opened_by_the_name_of_its_dataset(own_home):
+def test_a_store_is_opened_by_the_name_of_its_dataset():
     made = fc.Store.from_arrays({"mine": np.eye(12)}, labels=LABELS, name="plain")
     for name in ("plain", made.path.name, made.path.stem):
         assert fc.Store.open(name).path == made.path
     store_error(lambda: fc.Store.open("other"), "other does not exist")
 
 
-def test_the_default_name_of_arrays_is_a_usable_one(own_home):
+def test_the_default_name_of_arrays_is_a_usable_one():
     names = ["timm:resnet50", *(f"hf:someone/model-{i}@main" for i in range(9))]
     made = fc.Store.from_arrays(dict.fromkeys(names, np.eye(12)), labels=LABELS)
     assert made.path.name.startswith("timm_resnet50-hf_someone_model-0_main-")

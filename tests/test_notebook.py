@@ -57,7 +57,7 @@ def test_frames_hold_what_results_hold(store):
     assert set(rows["class"]) == {HOSTILE, "b & c", "d"}
 
 
-def test_arrays_go_in_and_come_out_and_again_are_the_same_store(own_home, tmp_path):
+def test_arrays_go_in_and_come_out_and_again_are_the_same_store(own_home):
     x, y, split = embeddings()
     other = np.arange(len(x) * 2, dtype=np.float64).reshape(len(x), 2)
     store, again, changed = (

@@ -259,7 +259,7 @@ def test_seeds_with_one_partition_are_an_ensemble_and_others_are_refused(store):
     assert ok(prior, 1, run).data["runs"][0]["client_prior"] != one
 
 
-def test_unlabelled_test_rows_give_no_figures_of_a_prior(own_home, tmp_path):
+def test_unlabelled_test_rows_give_no_figures_of_a_prior(tmp_path):
     y = np.tile(np.arange(3), 20)
     test = np.arange(60) % 4 == 0
     rows = {"features": np.eye(3, 8, dtype=np.float32)[y], "split": test.astype(int)}

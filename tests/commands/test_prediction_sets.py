@@ -125,7 +125,7 @@ def test_validation_rows_that_all_clients_share_are_those_of_one_client(store):
     assert others == [first, first], "they share the test rows too"
 
 
-def test_a_score_that_equals_the_threshold_is_in_the_set(own_home, tmp_path):
+def test_a_score_that_equals_the_threshold_is_in_the_set(tmp_path):
     """All rows of a class are equal, and the threshold is the highest score."""
     y = np.tile(np.arange(3), 200)
     path = ingested(tmp_path, np.eye(3, 8)[y], y, (np.arange(600) % 4 == 0).astype(int))
@@ -134,7 +134,7 @@ def test_a_score_that_equals_the_threshold_is_in_the_set(own_home, tmp_path):
     assert found.total.rows == found.total.covered == found.total.single
 
 
-def test_validation_rows_without_labels_are_none(own_home, tmp_path):
+def test_validation_rows_without_labels_are_none(tmp_path):
     split = np.arange(60) % 3
     y = np.where(split == 2, -1, np.arange(60) % 4)
     x = np.random.default_rng(0).normal(size=(60, 8))

@@ -18,7 +18,7 @@ IID = "--scheme iid --clients 3"
 
 
 @pytest.fixture
-def three(tmp_path, own_home):
+def three(tmp_path):
     """Name -> directory of fed3r, of fed3r with another ridge, and of fedncm, on the same rows."""
     ingested(tmp_path)
     asked = {"plain": "fed3r", "lam": "fed3r --set lam=5", "ncm": "fedncm"}

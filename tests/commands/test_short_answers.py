@@ -56,7 +56,7 @@ def test_a_grid_trains_the_best_setting_of_every_method_again_and_shows_it(store
     assert "Configurations 1 to" not in shown.err
 
 
-def test_compare_prints_at_most_forty_lines_and_says_what_a_test_cannot_show(own_home, store):
+def test_compare_prints_at_most_forty_lines_and_says_what_a_test_cannot_show(store):
     for clients in (2, 3, 4, 5):
         ok(f"grid fed3r,fedncm --sweep bias=true,false -s iid -m {clients} --store {store}")
     many = fedcache("compare")

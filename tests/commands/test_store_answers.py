@@ -9,7 +9,7 @@ from fedcache.errors import Exit
 
 
 @pytest.fixture
-def small(own_home):
+def small():
     """20 rows of two classes and two domains, with text features: 12 train, 5 test, 3 validation."""
     rows = np.arange(20)
     splits = np.where(rows < 12, "train", np.where(rows < 17, "test", "validation"))

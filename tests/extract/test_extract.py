@@ -35,7 +35,7 @@ def extract(images, *words, backbones="random-projection"):
 
 
 @pytest.mark.slow
-def test_a_finished_extraction_runs_no_forward_pass_and_imports_no_torch(images, tmp_path):
+def test_a_finished_extraction_runs_no_forward_pass_and_imports_no_torch(images):
     home = os.environ["FEDCACHE_HOME"]
     words = words_of(
         f"extract --dataset folder:{images} --backbones random-projection {SMALL} --json"

@@ -62,7 +62,7 @@ def fresh(images, tmp_path):
 
 
 @pytest.mark.slow
-def test_new_images_are_appended_and_whole_chunks_are_linked(images, tmp_path):
+def test_new_images_are_appended_and_whole_chunks_are_linked(images):
     add(images, "train/ant/extra.png", 1, 1)  # 49 rows: 6 whole chunks and one row
     before = store_of(extract(images))
     add(images, "train/zebra/000a.png", 2)
@@ -222,7 +222,7 @@ def test_a_killed_extraction_goes_on_where_it_was(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_unfinished_store_goes_on_without_its_parent(images, tmp_path):
+def test_an_unfinished_store_goes_on_without_its_parent(images):
     before = store_of(extract(images))
     add(images)
     (images / "train/ant/002.png").unlink()

@@ -69,7 +69,7 @@ def test_methods_train_on_texts_and_their_models_read_texts(bag, tmp_path):
     assert fedcache("train --method promptfl --dataset texts:a.csv").code == Exit.USAGE
 
 
-def test_a_model_of_rows_predicts_from_a_store(bag, tmp_path):
+def test_a_model_of_rows_predicts_from_a_store(bag):
     draw = np.random.default_rng(0)
     tone = np.arange(60) % 2
     waves = np.sin(np.arange(64) * (0.4 + 0.6 * tone[:, None])) + 0.1 * draw.normal(size=(60, 64))

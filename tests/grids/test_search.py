@@ -182,7 +182,7 @@ def test_a_killed_search_goes_on_with_the_same_trials(tmp_path, own_home):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pruner", ["median", "asha"])
-def test_a_pruned_trial_is_marked_never_ranked_and_can_be_trained_to_its_end(own_home, pruner):
+def test_a_pruned_trial_is_marked_never_ranked_and_can_be_trained_to_its_end(pruner):
     words = f"{SEARCH} --eval-every 1 --trials 14 --pruner {pruner}"
     done = ok(words).data
     pruned = done["pruned"]
@@ -215,7 +215,7 @@ def test_a_space_with_few_points_is_tried_whole_and_chosen_as_a_grid_chooses():
     assert done["retrained"][0]["sweep"] == full["best"]["sweep"]
 
 
-def test_a_trial_that_diverges_is_found_out_and_no_error(own_home):
+def test_a_trial_that_diverges_is_found_out_and_no_error():
     words = f"grid {RUN} --set opt=sgd --set head=linear --sampler optuna --sweep lr=1e38,0.1,0.2"
     done = ok(f"{words} --trials 3").data
     assert [f["sweep"] for f in done["failed"]] == [{"lr": "1e38"}]
@@ -306,7 +306,7 @@ def test_a_torn_last_trial_is_made_again_and_other_damage_is_refused_with_what_t
 
 
 @pytest.mark.slow
-def test_the_journal_for_the_tools_of_optuna_is_whole_and_never_read(own_home):
+def test_the_journal_for_the_tools_of_optuna_is_whole_and_never_read():
     first = ok(f"{SEARCH} --trials 2").data
     journal = Path(first["search"]["study"])
     journal.write_bytes(b"\xff damaged")

@@ -403,7 +403,7 @@ def test_wrong_words(three, words, said):
 # -- python --------------------------------------------------------------------------------------------------------
 
 
-def test_validation_chooses_where_all_runs_have_rows_to_choose_by(own_home):
+def test_validation_chooses_where_all_runs_have_rows_to_choose_by():
     for name, method, accuracy, validation in (
         ("aa", "fedavg", 0.7, 0.8),
         ("bb", "fedprox", 0.9, 0.6),
@@ -439,7 +439,7 @@ def test_a_result_that_lacks_what_every_run_has_is_left_out(own_home, lacks):
     assert "is not the result of a run" in left.why
 
 
-def test_a_table_of_both_kinds_of_models_takes_one_score_and_says_which(own_home):
+def test_a_table_of_both_kinds_of_models_takes_one_score_and_says_which():
     for name, method, kind in (("aa", "fedavg", "global"), ("bb", "solo", "personalised")):
         path = write(name, method, [0.5, 0.5], protocol=kind, confusion=[[10, 10], [10, 10]])
         inside = dict(read_result(path / "result.json"))
@@ -455,7 +455,7 @@ def test_a_table_of_both_kinds_of_models_takes_one_score_and_says_which(own_home
     assert known["fedavg"][0] == 20
 
 
-def test_one_run_no_common_seed_and_no_accuracy_cannot_be_compared(own_home):
+def test_one_run_no_common_seed_and_no_accuracy_cannot_be_compared():
     assert ok("compare").data["comparisons"] == []
     write("aa", "fedavg", [0.1, 0.2])
     write("bb", "fed3r", [0.3], seeds=[7])

@@ -95,9 +95,7 @@ home = made_once(trained)
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("home")
-def test_list_compare_report_card_and_page_name_the_value_and_the_list_has_the_mean(
-    own_home, tmp_path
-):
+def test_list_compare_report_card_and_page_name_the_value_and_the_list_has_the_mean(tmp_path):
     listed = ok("runs list method:fed3r")
     assert {tuple(e["hold_out"]) for e in listed.data["entries"]} == {(v,) for v in VALUES}
     (group,) = listed.data["held_out"]
@@ -121,7 +119,7 @@ def test_list_compare_report_card_and_page_name_the_value_and_the_list_has_the_m
 
 
 @pytest.mark.usefixtures("home")
-def test_the_best_model_of_each_method_is_kept_for_each_value(own_home):
+def test_the_best_model_of_each_method_is_kept_for_each_value():
     entries = ok("runs list").data["entries"]
     with_model = [(e["method"], *e["hold_out"]) for e in entries if e["model_bytes"]]
     assert sorted(with_model) == sorted(
@@ -130,7 +128,7 @@ def test_the_best_model_of_each_method_is_kept_for_each_value(own_home):
 
 
 @pytest.mark.usefixtures("home")
-def test_the_mean_over_seeds_and_values_of_two_grids_with_other_seeds(own_home):
+def test_the_mean_over_seeds_and_values_of_two_grids_with_other_seeds():
     ok("grid fedavg --by site --hold-out each --rounds 1 --set lr=0.1 --seeds 3,1")
     tables = fc.compare("method:fedavg").tables
     (row,) = [t for t in tables[0].treatments if "0.1" in t.name]

@@ -122,7 +122,7 @@ def test_a_report_is_whole_escaped_asks_for_nothing_and_has_the_results(tmp_path
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("store")
-def test_the_printed_command_gives_the_same_run(tmp_path, own_home):
+def test_the_printed_command_gives_the_same_run(own_home):
     ok(
         "train --method fedavg --backbones random-projection --scheme dirichlet --alpha 0.5 --clients 3 "
         "--participation 2 --rounds 2 --set lr=0.02 --set batch=4 --seeds 1,2 --preset official --attack sign-flip:0.4"

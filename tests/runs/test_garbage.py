@@ -121,7 +121,7 @@ def test_runs_without_a_result_are_given_up_after_some_days(home):
     assert len(list(run.parent.iterdir())) == 1, "the run with a result stays"
 
 
-def test_unfinished_arrays_are_given_up_after_some_days_and_the_store_stays(own_home):
+def test_unfinished_arrays_are_given_up_after_some_days_and_the_store_stays():
     """As of an extraction that cannot be completed: its file is gone, or its model writes no numbers."""
     place = Home.from_environment().stores / "toy.zarr"
     place.parent.mkdir(parents=True)

@@ -62,7 +62,7 @@ def write(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_method_of_ones_own_trains_and_is_found_again(tmp_path, write, own_home):
+def test_a_method_of_ones_own_trains_and_is_found_again(tmp_path, write):
     store = ingested(tmp_path)
     parts = fc.partition(store, "iid", clients=3)
 
@@ -85,7 +85,7 @@ def test_a_method_of_ones_own_trains_and_is_found_again(tmp_path, write, own_hom
 
 
 @pytest.mark.slow
-def test_the_digest_changes_with_everything_that_is_bound(write, monkeypatch):
+def test_the_digest_changes_with_everything_that_is_bound(write):
     module = write()
     plain = own_digest(module.METHOD)
     others = [
@@ -137,7 +137,7 @@ def test_what_has_no_honest_digest_is_refused(tmp_path, write):
     refused(lambda: fc.grid(module.METHOD, lr=[0.1], jobs=2), "mine")
 
 
-def test_a_method_of_ones_own_is_a_point_of_a_grid_like_any_other(tmp_path, write, own_home):
+def test_a_method_of_ones_own_is_a_point_of_a_grid_like_any_other(tmp_path, write):
     store = ingested(tmp_path)
     module = write()
     parts = fc.partition(store, "iid", clients=3)

@@ -271,7 +271,7 @@ def test_points_of_a_grid_are_a_group_also_beyond_the_seeds_that_are_written_at_
 
 
 @pytest.mark.parametrize("name", RESUMED)
-def test_a_run_that_is_resumed_or_begins_anew_is_tracked_once(tmp_path, own_home, name):
+def test_a_run_that_is_resumed_or_begins_anew_is_tracked_once(tmp_path, name):
     pytest.importorskip(name)
     config = TrainConfig(method="fedavg", rounds=4, participation="all", eval_every=2)
     home = Home.from_environment()
@@ -299,7 +299,7 @@ def test_a_run_that_is_resumed_or_begins_anew_is_tracked_once(tmp_path, own_home
 
 
 @pytest.mark.parametrize("name", choose.TRACKERS)
-def test_what_is_not_installed_is_refused_before_any_work(tmp_path, own_home, monkeypatch, name):
+def test_what_is_not_installed_is_refused_before_any_work(own_home, monkeypatch, name):
     package = {"mlflow": "sqlalchemy"}.get(name, name)
     monkeypatch.setattr(
         choose, "find_spec", lambda asked: None if asked == package else find_spec(asked)

@@ -65,7 +65,7 @@ def test_a_killed_process_leaves_nothing_beside_its_output(tmp_path, own_home, e
     assert [p.read_bytes() for p in path.parent.iterdir()] == [b"whole"]
 
 
-def test_an_output_takes_the_place_of_a_link_and_leaves_the_file_behind_it(tmp_path, own_home):
+def test_an_output_takes_the_place_of_a_link_and_leaves_the_file_behind_it(tmp_path):
     kept = tmp_path / "kept.csv"
     kept.write_text("mine")
     for name, target in (("p.csv", kept), ("q.csv", tmp_path / "nowhere.csv")):
@@ -78,7 +78,7 @@ def test_an_output_takes_the_place_of_a_link_and_leaves_the_file_behind_it(tmp_p
     assert kept.read_text() == "mine"
 
 
-def test_a_folder_in_the_place_of_an_output_stays_and_nothing_is_left(tmp_path, own_home):
+def test_a_folder_in_the_place_of_an_output_stays_and_nothing_is_left(tmp_path):
     (tmp_path / "there/p.csv").mkdir(parents=True)
     with pytest.raises(OSError, match=r"p\.csv"):
         write_output(tmp_path / "there/p.csv", b"whole")

@@ -128,7 +128,7 @@ def test_a_page_shows_the_figures_of_a_result_and_commands_that_work(client, run
     assert ok(re.search(f"fedcache (evaluate {run.name} .*?) Copy", page.words)[1]).data
 
 
-def test_names_of_a_dataset_are_text_on_every_page(client, run, own_home):
+def test_names_of_a_dataset_are_text_on_every_page(client, run):
     facts = client.pages.runs.facts(run.name)
     facts["dataset"] = facts["settings"]["lr"] = "<script>alert(1)</script>"
     for path in ("/runs", f"/run?name={run.name}", f"/runs?filter={quote('<script>')}"):
@@ -159,7 +159,7 @@ def test_runs_are_filtered_by_words_and_state_and_sorted_by_each_column(client, 
     assert "cannot be sorted by settings" in refused.body.decode()
 
 
-def test_the_overview_names_the_best_run_of_the_newest_setting_as_the_report_does(client, tmp_path):
+def test_the_overview_names_the_best_run_of_the_newest_setting_as_the_report_does(client):
     done = ok("train --method fedncm --scheme iid --clients 3").data
     client.read()
     page = client.ask("/")

@@ -239,7 +239,7 @@ def test_alexnet_features_are_flattened(tmp_path):
 
 
 @pytest.mark.slow
-def test_cnn2_draws_its_weights_from_the_seed(tmp_path):
+def test_cnn2_draws_its_weights_from_the_seed():
     row = lookup("cnn2")
     x = images(2, 64)
 
@@ -289,7 +289,7 @@ def test_cnn2_from_a_file_is_two_convolutions_and_a_layer(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_random_projection_keeps_distances(tmp_path):
+def test_a_random_projection_keeps_distances():
     # E|G^T d|^2 / n D = |d|^2 / n; relative error of a chi-squared mean over D = 4096 is sqrt(2 / 4096) = 0.022
     row = lookup("random-projection:4096")
     x = images(6, 32)
@@ -302,7 +302,7 @@ def test_a_random_projection_keeps_distances(tmp_path):
     assert not torch.equal(features, load(row, Weights(None, "seed:1", ""), row.recipe).image(x))
 
 
-def test_pixels_are_the_image(tmp_path):
+def test_pixels_are_the_image():
     row = lookup("pixels")
     encoder = load(row, Weights(None, "none", ""), row.recipe)
     x = images(2, 9)

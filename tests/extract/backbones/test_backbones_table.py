@@ -120,7 +120,7 @@ def test_the_pooling_of_a_timm_model_is_its_own():
 
 
 @pytest.mark.slow
-def test_the_width_of_a_timm_model_is_that_of_its_output(tmp_path):
+def test_the_width_of_a_timm_model_is_that_of_its_output():
     # mobilenetv3 ends in a 1x1 convolution after the pool: 576 channels go in and 1024 come out
     assert lookup("timm:mobilenetv3_small_050").width == 1024
 

@@ -171,7 +171,7 @@ def test_sentence_transformers_files_say_how_to_pool(saved, tmp_path):
 
 
 @pytest.mark.slow
-def test_one_folder_has_one_name_however_it_is_spelled(saved, tmp_path, own_home, monkeypatch):
+def test_one_folder_has_one_name_however_it_is_spelled(saved, tmp_path, monkeypatch):
     images = folder(tmp_path / "images", train=6, test=2)
     path = shutil.copytree(saved["vit"], tmp_path / "models/vit")
     monkeypatch.chdir(tmp_path)
@@ -206,9 +206,7 @@ def test_one_folder_has_one_name_however_it_is_spelled(saved, tmp_path, own_home
     assert own["recipe"]["weights"] == content_sha256(path)
 
 
-def test_a_repository_is_found_in_the_cache_and_only_there(
-    saved, tmp_path, no_network, monkeypatch
-):
+def test_a_repository_is_found_in_the_cache_and_only_there(saved, no_network, monkeypatch):
     name = "hf:someone/tiny-vit"
     missing = fedcache(f"backbones verify {name}")
     assert missing.code == Exit.ENVIRONMENT

@@ -245,7 +245,7 @@ def test_what_changes_features_changes_the_digest():
         assert digest(changed) != digest(module), name
 
 
-def test_a_changed_line_or_helper_is_another_array(nets, tmp_path):
+def test_a_changed_line_or_helper_is_another_array(nets):
     name = f"module:{nets}:build"
     note_named(name)
 

@@ -128,7 +128,7 @@ def test_every_number_that_leads_on_is_compared(tmp_path):
     assert read_graph(with_output(raw, 1, "a"), tmp_path, "a").outputs == (1,)
 
 
-def test_the_named_files_are_pinned_and_missing_ones_say_how_to_bring_them(own_home):
+def test_the_named_files_are_pinned_and_missing_ones_say_how_to_bring_them():
     assert MOBILENETS == ["mobilenetv2-imagenet", "mobilenetv2-birds", "mobilenetv2-insects"]
     for name in MOBILENETS:
         row = BACKBONES[name]

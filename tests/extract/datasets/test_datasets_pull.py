@@ -283,9 +283,7 @@ def test_no_address_of_a_paper_gives_an_unencrypted_file_without_a_checksum():
             assert not file.direct or file.md5 or file.sha256, file
 
 
-def test_an_unencrypted_address_of_another_machine_needs_a_checksum(
-    no_network, published, tmp_path, own_home
-):
+def test_an_unencrypted_address_of_another_machine_needs_a_checksum(no_network, published, tmp_path):
     """Refused before anything is asked; with a checksum it is asked, and from this machine it is taken either way."""
     plain = partial(download.fetch, "http://mirror.example/a.bin", tmp_path / "a.bin", say=print)
     assert "https://" in refused(plain, "not encrypted").hint

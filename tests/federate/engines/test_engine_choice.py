@@ -119,7 +119,7 @@ def test_tasks_computed_twice_and_in_any_order_make_the_same_store(
 
 
 @pytest.mark.parametrize("sizes", [(8, 32), (12, 20)])
-def test_tasks_cover_what_is_missing_once_and_share_no_image(tmp_path, sizes):
+def test_tasks_cover_what_is_missing_once_and_share_no_image(sizes):
     def writer(chunk_rows, seed):
         count = -(-101 // chunk_rows)
         left = sorted(random.Random(seed).sample(range(count), max(1, count // 2)))

@@ -407,7 +407,7 @@ def test_an_app_is_its_plan(tmp_path):
     refused(lambda: write_app(asked, tmp_path / "mine"), "is not a fedcache app")
 
 
-def test_the_command_line_says_what_is_missing(tmp_path, sites, monkeypatch):
+def test_the_command_line_says_what_is_missing(sites, monkeypatch):
     assert fedcache("flower app --method central").code == 2
     assert fedcache("flower server").code == 2  # neither keys nor --insecure
 
