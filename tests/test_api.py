@@ -37,8 +37,7 @@ def test_the_whole_job_in_ten_lines(tmp_path):
     assert len(grid.points) == 4 - 2
     best = max(p.run.accuracy["mean"] for p in grid.points)
     assert grid.best().run.accuracy["mean"] == pytest.approx(best)
-    sites = fc.shard(store, parts)
-    assert len(list(sites.glob("*.zarr"))) == 3
+    assert len(list(fc.shard(store, parts).glob("*.zarr"))) == 3
 
 
 PUBLIC = {
@@ -176,8 +175,7 @@ GUESSES = [
 
 @pytest.mark.parametrize(("call", "hint"), GUESSES)
 def test_a_guess_is_answered_with_the_call_that_works(call, hint):
-    caught = refused(call, hint)
-    assert len(caught.hint.splitlines()) == 1
+    assert len(refused(call, hint).hint.splitlines()) == 1
 
 
 def test_a_store_is_opened_by_the_name_of_its_dataset():

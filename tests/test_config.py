@@ -196,5 +196,5 @@ def test_an_address_is_no_home_and_no_value_of_a_configuration(tmp_path, monkeyp
     Path("fedcache.toml").unlink()
     refused(lambda: fc.extract("digits", backbones=["glyph-clip"], store="s3://bucket/x"), "s3://")
     monkeypatch.setenv("FEDCACHE_HOME", "s3://bucket/home")
-    assert fedcache("ls").code == 2
+    must_fail("", "ls")
     assert list(tmp_path.iterdir()) == []

@@ -29,8 +29,7 @@ def small(monkeypatch):
 def test_every_number_of_the_demo_is_a_stored_run(small, own_home, monkeypatch):
     pages = []
     monkeypatch.setattr(demo, "write_report", lambda *given, **_: pages.append(given))
-    done = ok("demo --methods 'fedavg, clip-zs' --rounds 2")
-    data = done.data
+    data = ok("demo --methods 'fedavg, clip-zs' --rounds 2").data
     assert data["store"] == str(small.path)
     assert data["report"] == f"{own_home}/demo.html"
     ((made, out, root),) = pages

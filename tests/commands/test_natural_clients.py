@@ -40,22 +40,22 @@ store = made_once(made)
 
 
 def test_a_partition_by_a_column_is_trained_on(store, tmp_path):
-    done = ok("partition --by site --store", store).data
+    done = ok(f"partition --by site --store {store}").data
     assert [c["name"] for c in done["clients"]] == sorted(SITES)
     saved = ok(f"train --method fed3r --partition {done['name']} --store {store}").data
-    at_once = ok("train --method fed3r --by site --store", store).data
+    at_once = ok(f"train --method fed3r --by site --store {store}").data
     assert at_once["accuracy"] == saved["accuracy"]
     assert at_once["partition"]["digest"] == done["digest"]
     shards = ok(f"shard --partition {done['name']} --out {tmp_path}/sites --store {store}").data[
         "stores"
     ]
     assert all(len(set(Store.open(path).group("site").codes.tolist())) == 1 for path in shards)
-    dealt = ok("partition --by domain --scheme iid --clients 2 --store", store).data["clients"]
+    dealt = ok(f"partition --by domain --scheme iid --clients 2 --store {store}").data["clients"]
     assert [c["name"] for c in dealt] == [f"{d}/client-{i}" for d in DOMAINS for i in (0, 1)]
 
 
 def test_each_cell_of_the_held_out_table_is_a_ridge_on_the_other_domains(store):
-    done = ok("grid --method fed3r,fedncm --preset paper --hold-out each --store", store)
+    done = ok(f"grid --method fed3r,fedncm --preset paper --hold-out each --store {store}")
     rows = {row["method"]: row for row in done.data["held_out"]}
     opened = Store.open(store)
     x, label = opened.Xy(split=None)
@@ -97,7 +97,7 @@ def test_a_value_with_a_comma_can_be_held_out(tmp_path):
         held = fc.Partition.from_file(Store.open(path).partition_bytes(name))
         assert {client.name for client in held.clients} == set(site) - away
         assert {site[row] for row in held.test.tolist()} == away
-    each = ok("grid --method fedncm --by site --hold-out each --store", path).data
+    each = ok(f"grid --method fedncm --by site --hold-out each --store {path}").data
     assert set(each["held_out"][0]["accuracy"]) == set(site)
     line = f"""grid --method fedncm --by site --sweep 'hold_out="B,c", A' --store {path}"""
     assert list(ok(line).data["held_out"][0]["accuracy"]) == ["B,c", "A"]

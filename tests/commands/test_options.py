@@ -5,7 +5,8 @@ from dataclasses import fields
 import pytest
 import typer.main
 from arrays import ingested
-from command import fedcache, ok
+from command import ok
+from failing_command import must_fail
 
 from fedcache import cli
 from fedcache.commands.options import RunOptions, SchemeArguments
@@ -56,4 +57,4 @@ def test_a_grid_takes_a_device_and_client_stores(tmp_path):
     alone = ok(f"train {common} --set lr=0.1").data
     points = ok(f"grid {common} --sweep lr=0.1,0.02").data["points"]
     assert points[0]["accuracy"]["mean"] == pytest.approx(alone["accuracy"]["mean"], abs=1e-6)
-    assert fedcache(f"grid {common} --sweep clients=2,3").code == 2
+    must_fail("", f"grid {common} --sweep clients=2,3")

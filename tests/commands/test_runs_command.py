@@ -69,7 +69,7 @@ def test_runs_are_listed_by_what_is_asked_for(three):
     assert left["method"] == "fedncm"
     assert left["accuracy"] is None
     assert left["backbones"] == ["mine"]
-    assert fedcache("runs list --state finish").code == Exit.USAGE
+    must_fail("", "runs list --state finish")
 
 
 @pytest.mark.slow
@@ -93,7 +93,7 @@ def test_what_differs_between_runs_is_told_and_nothing_else(three):
     more = digest(ok(f"train fed3r {IID} --seeds 0,1").data["path"])
     assert more == digest(three["plain"])
     assert "sums over 2 and 1 seeds" in fedcache(f"runs diff {more}", digest(three["lam"])).err
-    assert fedcache("runs diff", three["plain"], digest(three["plain"])[:7]).code == Exit.USAGE
+    must_fail("", "runs diff", three["plain"], digest(three["plain"])[:7])
 
 
 @pytest.mark.slow
@@ -149,17 +149,16 @@ def test_runs_are_removed_after_a_question_or_with_yes(three, own_home, monkeypa
     name = digest(three["lam"])
     board = own_home / "runs/tensorboard" / name
     (board / "seed-0").mkdir(parents=True)
-    asked = fedcache("runs rm", name)
+    asked = fedcache(f"runs rm {name}")
     assert asked.code == Exit.USAGE
     assert asked.err.splitlines()[-1] == f"fedcache runs rm {name} --yes"
     for answer, kept in (("n", True), ("y", False)):
         monkeypatch.setattr(sys, "stdin", Terminal(f"{answer}\n"))
-        assert fedcache("runs rm", name).code == 0
+        ok(f"runs rm {name}")
         assert Path(three["lam"]).exists() is board.exists() is kept
     assert ok(f"train fed3r --set lam=5 {IID}").data["reused"] is False, "it is trained again"
     Path(three["ncm"], "notes.txt").write_text("mine")
-    told = ok("runs rm", three["ncm"], "--yes")
-    assert "notes.txt" in told.envelope["warnings"][0]
+    assert "notes.txt" in ok("runs rm", three["ncm"], "--yes").envelope["warnings"][0]
     assert [p.name for p in Path(three["ncm"]).iterdir()] == ["notes.txt"]
     assert fedcache("runs rm --yes").code == Exit.USAGE, "nothing named is nothing removed"
 
@@ -181,7 +180,7 @@ def test_a_run_that_is_being_trained_is_not_removed(three):
             "running",
             "finished",
         ]
-        assert fedcache("runs rm", *folders, "--yes").code == Exit.USAGE
+        must_fail("", "runs rm", *folders, "--yes")
     assert all((folder / "result.json").is_file() for folder in folders)
     (folders[0] / LOCK).touch()  # of a process that was killed
     assert not any(is_running(folder) for folder in folders)

@@ -107,8 +107,7 @@ def test_a_tie_is_named_and_broken_alike_however_the_sweep_is_written(order):
     made = grid_answer(done, ["lr"])
     assert made.last[2] == made.data["best"]["tie"] == done.tie
     assert [p.sweep for p in done.chosen()] == [{"lr": "9"}]
-    alone = Grid([validated("1", 0.6, 0.7), validated("2", 0.6, 0.4)])
-    assert alone.tie is None
+    assert Grid([validated("1", 0.6, 0.7), validated("2", 0.6, 0.4)]).tie is None
 
 
 def test_sweeps_take_the_place_of_those_of_a_ready_grid():

@@ -138,7 +138,7 @@ def test_of_equal_points_all_commands_take_the_same(store, words):
 
 
 def test_a_saved_partition_gives_its_rows_back_too(store):
-    made = ok("partition -s iid -m 3 --validation split --name mine --store", store).data
+    made = ok(f"partition -s iid -m 3 --validation split --name mine --store {store}").data
     words = f"--method fed3r --sweep lam=0.1,100 --store {store}"
     done = ok(f"grid {words} --partition mine --retrain").data
     assert done["points"][0]["partition"]["digest"] == made["digest"]

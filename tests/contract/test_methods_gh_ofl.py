@@ -79,8 +79,7 @@ def test_scores_are_the_released_ones_for_every_partition(settings, group):
 
 def test_naive_bayes_is_scikit_learns():
     out = go_all("gh-ofl", "head=nb", DATA, CLIENTS)
-    known = GaussianNB(var_smoothing=0.0).fit(X, LABEL)
-    wanted = known.predict_log_proba(POINTS)
+    wanted = GaussianNB(var_smoothing=0.0).fit(X, LABEL).predict_log_proba(POINTS)
     found = torch.from_numpy(scores(out)).log_softmax(-1).numpy()
     assert np.abs(found - wanted).max() < 1e-8 * np.abs(wanted).max()
 
@@ -88,8 +87,7 @@ def test_naive_bayes_is_scikit_learns():
 def test_a_class_of_one_row_has_the_pooled_covariance():
     rows = np.concatenate([POOL[c == LABEL][: 1 if c == 2 else 20] for c in range(6)])
     out = go_all("gh-ofl", "head=qda", DATA, [Rows("all", rows, TEST)])
-    want = released(DATA.x[rows, 0].numpy(), DATA.y[rows].numpy(), "qda")
-    check(out, want)
+    check(out, released(DATA.x[rows, 0].numpy(), DATA.y[rows].numpy(), "qda"))
 
 
 def test_a_pooled_covariance_needs_more_rows_than_classes():
@@ -97,8 +95,7 @@ def test_a_pooled_covariance_needs_more_rows_than_classes():
     # One row of each class.
     clients[0] = replace(clients[0], train=np.unique(data.y.numpy(), return_index=True)[1])
     for settings in HEADS[1:4]:
-        run = partial(go_all, "gh-ofl", settings, data, clients)
-        training_error(run, "3 rows")
+        training_error(partial(go_all, "gh-ofl", settings, data, clients), "3 rows")
 
 
 def test_each_head_sends_what_it_needs():

@@ -104,11 +104,11 @@ def test_another_dataset_is_not_taken_for_the_one_last_extracted(images, own_hom
         last.write_bytes(bad)
         for words in ("extract --backbones pixels", "train --method fed3r", "inspect"):
             must_fail(str(last), words, code=5)
-        assert fedcache("methods info fed3r").code == 0
+        ok("methods info fed3r")
     last.unlink()
     # it extracted digits and trained on them
     assert fedcache("train --method fed3r").code == 4
-    assert fedcache("extract --backbones pixels").code == 2
+    must_fail("", "extract --backbones pixels")
     assert (
         ok(*images, "--backbones", "random-projection").data["path"]
         == json.loads(raw)["content"]["store"]

@@ -114,8 +114,7 @@ def test_copies_run_while_the_device_computes(feeder):
     answers = [there.submit(number % 3, ["a"]) for number in range(last + 1)]
     for answer in answers:
         assert answer.result(PATIENCE).decoded
-    device = there.lines[0].device
-    assert device.most_held <= gpu.HELD
+    assert there.lines[0].device.most_held <= gpu.HELD
 
 
 def test_several_devices_share_the_batches(feeder):

@@ -62,8 +62,7 @@ def test_an_unfinished_array_of_other_code_is_not_resumed(images, tmp_path, monk
     )
     for n in range(3):
         (images / f"train/ant/zz{n}.png").write_bytes(b"not a picture")
-    stopped = fedcache(f"{words} --max-bad 0")
-    assert stopped.code == Exit.CORRUPT
+    assert fedcache(f"{words} --max-bad 0").code == Exit.CORRUPT
     (journal,) = journals(tmp_path / "s.zarr")
     assert journal.header["how"]["code"] == features_code_digest("random")
     kept = journal.chunks.keys()
@@ -141,7 +140,7 @@ def test_compiled_models_give_the_same_features_and_are_recorded(images, tmp_pat
     ok(words, "--store", plain)
     compiled = tmp_path / "compiled.zarr"
     done = apart(words, "--torch-compile", "--store", compiled, home=os.environ["FEDCACHE_HOME"])
-    assert (done.code, "Warning" in done.err) == (0, False), done.err
+    assert (done.code, "Warning" in done.err) == (0, False)
     before = Store.open(plain)
     after = Store.open(compiled)
     (key,) = before.arrays
@@ -158,12 +157,12 @@ def test_settings_may_change_until_the_first_chunk_is_stored(images, tmp_path, r
     store = tmp_path / "s.zarr"
     words = f"extract --dataset folder:{images} --backbones random-projection --workers 0"
     words += f" --chunk-rows {rows}"
-    must_fail("--max-bad", f"{words} --batch 4 --max-bad 0", "--store", store, code=Exit.CORRUPT)
+    must_fail("--max-bad", f"{words} --batch 4 --max-bad 0 --store {store}", code=Exit.CORRUPT)
     assert bool(journals(store)[0].chunks) == kept
-    other = fedcache(f"{words} --batch 8 --max-bad 9", "--store", store)
+    other = fedcache(f"{words} --batch 8 --max-bad 9 --store {store}")
     assert other.code == (Exit.STORE if kept else Exit.QUARANTINED)
     if kept:
-        must_fail("--max-bad", "train fed3r", "--store", store, code=Exit.CORRUPT)
+        must_fail("--max-bad", f"train fed3r --store {store}", code=Exit.CORRUPT)
 
 
 @pytest.mark.slow

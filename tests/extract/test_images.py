@@ -89,8 +89,7 @@ def test_a_transparent_palette_entry_is_white():
 
 def test_an_animation_is_its_first_frame():
     first = flat((255, 0, 0))
-    second = flat((0, 0, 255))
-    raw = encoded(first, "GIF", save_all=True, append_images=[second])
+    raw = encoded(first, "GIF", save_all=True, append_images=[flat((0, 0, 255))])
     assert np.asarray(decode(raw))[0, 0].tolist() == [255, 0, 0]
 
 

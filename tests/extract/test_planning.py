@@ -259,8 +259,7 @@ def test_a_word_may_mean_an_unfinished_array():
     other = replace(ordered, label=None, order=None)
     assert ordered.backbone == "glyph-clip"
     assert other.backbone == "glyph-clip"
-    store = SimpleNamespace(path="s.zarr")
-    assert "2 of 6 chunks" in ordered.state(store)
+    assert "2 of 6 chunks" in ordered.state(SimpleNamespace(path="s.zarr"))
     # Whether it is meant where the home ordered it as glyph-clip@32, and where it did not.
     for word, known, unknown in (
         ("glyph-clip-0a1b2c3d", True, True),

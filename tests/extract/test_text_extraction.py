@@ -66,7 +66,7 @@ def test_methods_train_on_texts_and_their_models_read_texts(bag, tmp_path):
     assert model.predict(["rain and sun", "fish"]) == ["weather", "food"]
     assert model.predict("fish soup") == ["food"]
     refused(lambda: model.predict(["salt", 3]), "is not text")  # type: ignore[list-item]
-    assert fedcache("train --method promptfl --dataset texts:a.csv").code == Exit.USAGE
+    must_fail("", "train --method promptfl --dataset texts:a.csv")
 
 
 def test_a_model_of_rows_predicts_from_a_store(bag):

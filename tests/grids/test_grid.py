@@ -176,7 +176,7 @@ def test_points_are_drawn_without_repeats():
 
 @pytest.mark.parametrize("word", ["randm:3", "random", "random:0", "random:x", "grid:2", ""])
 def test_a_wrong_sampler_is_refused(word):
-    assert fedcache("grid --method fedavg --sweep lr=0.1 --sampler", word).code == Exit.USAGE
+    must_fail("", "grid --method fedavg --sweep lr=0.1 --sampler", word)
 
 
 @pytest.mark.slow

@@ -308,8 +308,7 @@ def test_a_torn_last_trial_is_made_again_and_other_damage_is_refused_with_what_t
 @pytest.mark.slow
 def test_the_journal_for_the_tools_of_optuna_is_whole_and_never_read():
     first = ok(f"{SEARCH} --trials 2").data
-    journal = Path(first["search"]["study"])
-    journal.write_bytes(b"\xff damaged")
+    Path(first["search"]["study"]).write_bytes(b"\xff damaged")
     more = ok(f"{SEARCH} --trials 3").data
     assert points(more)[:2] == points(first)
     assert values_for_optuna(more) == [pytest.approx(value) for _, value in points(more)]

@@ -108,8 +108,7 @@ def test_a_prototype_weighs_each_example_once():
 def test_class_means_are_means(labels, padding):
     y = torch.tensor(labels + [0] * padding)
     z = normal(len(y), 2)
-    mask = doubles([1.0] * len(labels) + [0.0] * padding)
-    mean, count = class_means(z, y, mask, 4)
+    mean, count = class_means(z, y, doubles([1.0] * len(labels) + [0.0] * padding), 4)
     for c in range(4):
         rows = [i for i, k in enumerate(labels) if k == c]
         assert float(count[c]) == len(rows)
@@ -187,8 +186,7 @@ def test_a_variance_below_zero_counts_as_zero():
 @settings(max_examples=50)
 def test_synthetic_rows_fill_every_class_to_the_same_size(rows, gamma):
     # T-F3: m_k + n_k == round((1 + gamma) max m), n_k >= 0; gamma = 0 leaves the largest class alone.
-    q = doubles(rows)
-    m = votes(q, torch.ones(len(rows)))
+    m = votes(doubles(rows), torch.ones(len(rows)))
     n = deficits(m, gamma)
     assert int(m.sum()) == len(rows)
     assert (m + n).tolist() == [round((1 + gamma) * int(m.max()))] * 4

@@ -178,8 +178,7 @@ def test_the_mean_probability_of_predictions_is_their_accuracy(seed, n, C):
     rng = np.random.default_rng(seed)
     scores = rng.normal(size=(n, C)) * 10 ** rng.uniform(-3, 3)
     label = np.where(rng.random(n) < rng.random(), scores.argmax(-1), rng.integers(0, C, n))
-    found = consistent_temperature(scores, label)
-    mean = softmax(scores / found, -1).max(-1).mean()
+    mean = softmax(scores / consistent_temperature(scores, label), -1).max(-1).mean()
     accuracy = ((scores.argmax(-1) == label).sum() + 1) / (n + 2)
     assert mean == pytest.approx(max(accuracy, 1 / C), rel=1e-3)
 

@@ -119,8 +119,7 @@ def changed_tensors(tensors):
 def scores_of(path, store):
     """Exit code, and the scores of every row of a store by the first client's model or the one for all."""
     try:
-        facts = SavedModel.load(path).facts
-        asked = ModelOptions(client=next(iter(facts.saved), None))
+        asked = ModelOptions(client=next(iter(SavedModel.load(path).facts.saved), None))
         predictor = open_predictor(path, asked, Home.from_environment(), Silent())
         return 0, np.concatenate([scores for _, scores in predictor.over_store(store)], axis=1)
     except FedcacheError as error:

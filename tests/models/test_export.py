@@ -163,7 +163,7 @@ def test_nothing_is_written_over_without_force(home, tmp_path):
 )
 def test_what_makes_no_sense_is_refused(home, tmp_path, monkeypatch, words):
     monkeypatch.chdir(tmp_path)
-    assert fedcache(f"export-model {home[1]['one']} {words}").code == 2
+    must_fail("", f"export-model {home[1]['one']} {words}")
     assert not list(tmp_path.iterdir())
 
 

@@ -169,8 +169,7 @@ def test_an_estimator_of_two_classes():
     }
     cut = Predictor((SavedModel(replace(saved.facts, classes=("no", "yes")), two),))
     x = np.random.default_rng(2).standard_normal((20, 5)).astype(np.float32)
-    made = others_agree(cut, x, cut.probabilities(x), [0, 1])
-    assert made.coef_.shape == (1, 5)
+    assert others_agree(cut, x, cut.probabilities(x), [0, 1]).coef_.shape == (1, 5)
 
 
 def recipe(backbone, **changes):

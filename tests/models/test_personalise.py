@@ -21,8 +21,7 @@ def trained(case, **kwargs):
     data, clients = tiny(views=4)
     out = go_tiny(*case, data, clients, **kwargs)
     data = fitted(METHODS[case[0]], data)
-    found = collect(out, facts_of(out, data), data, None)
-    return found.model, data, clients
+    return collect(out, facts_of(out, data), data, None).model, data, clients
 
 
 def shard(data, client, name="newcomer"):

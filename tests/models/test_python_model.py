@@ -185,8 +185,7 @@ def test_a_model_goes_to_another_process_and_comes_back_the_same(rows, model, tm
     joblib.dump(model, tmp_path / "m.joblib")
     assert np.array_equal(joblib.load(tmp_path / "m.joblib").scores(rows), scores)
     # whoever listens stays where it is
-    heard = sent(replace(model, observer=Heard()))
-    assert type(heard.observer) is Silent
+    assert type(sent(replace(model, observer=Heard())).observer) is Silent
 
 
 def test_a_method_of_ones_own_is_given_again(store, rows):

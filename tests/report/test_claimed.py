@@ -26,7 +26,7 @@ def both_ways(place):
             federate(
                 asked, grid_of(sites, place / "state" / name), Home.from_environment(), Silent()
             )
-            ok(f"train --method {method} --clients-from", sites)
+            ok(f"train --method {method} --clients-from {sites}")
     return place
 
 

@@ -108,14 +108,12 @@ def test_list_compare_report_card_and_page_name_the_value_and_the_list_has_the_m
     grid = ok("grid fed3r --by site --hold-out each").data["held_out"][0]
     assert grid["mean"] == pytest.approx(row["mean"])
     ok(f"report -o {tmp_path}/r.html")
-    text = (tmp_path / "r.html").read_text()
-    first = text.partition('<details id="held-out"')[0]
+    first = (tmp_path / "r.html").read_text().partition('<details id="held-out"')[0]
     assert first.count('class="verdict"') == 1, (
         "one answer for the group; those of each value are folded"
     )
     for entry in listed.data["entries"]:
-        facts = read_run(Path(entry["path"]))
-        assert facts["hold_out"] == entry["hold_out"]
+        assert read_run(Path(entry["path"]))["hold_out"] == entry["hold_out"]
 
 
 @pytest.mark.usefixtures("home")

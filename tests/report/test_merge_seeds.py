@@ -88,8 +88,7 @@ SPLITS = {"disjoint": [(3, 1), (0, 2, 4)], "one contains the other": [(0, 1, 2),
 
 @pytest.mark.parametrize("split", SPLITS.values(), ids=SPLITS)
 def test_runs_of_equal_settings_are_the_run_of_all_their_seeds(split):
-    runs = [run(f"r{i}", some(*seeds)) for i, seeds in enumerate(split)]
-    made = one_run(*runs)
+    made = one_run(*[run(f"r{i}", some(*seeds)) for i, seeds in enumerate(split)])
     whole = run("whole", BY_SEED)
     assert (
         dict(zip(made.result["seeds"], made.result["accuracy"]["per_seed"], strict=True)) == BY_SEED

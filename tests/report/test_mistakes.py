@@ -172,10 +172,8 @@ def test_a_thumbnail_is_small_and_pixels_alone(width, height, mode):
     image = Image.new(mode, (width, height))
     image.info |= {"icc_profile": b"a profile" * 50, "comment": b"at home", "dpi": (300, 300)}
     image.getexif()[0x010E] = "a name"
-    uri = thumbnail_uri(image)
-    head, raw = uri.split(",")
-    found = base64.b64decode(raw)
-    made = Image.open(io.BytesIO(found))
+    head, raw = thumbnail_uri(image).split(",")
+    made = Image.open(io.BytesIO(base64.b64decode(raw)))
     made.load()
     assert max(made.size) == min(SIDE, max(width, height))
     assert head == (

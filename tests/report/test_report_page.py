@@ -45,8 +45,7 @@ def section(entries):
 
 
 def test_a_section_is_sorted_by_accuracy_and_says_what_it_is_of():
-    entries = [run("low", 0.25), run("none", None), run("high")]
-    made = section(entries)
+    made = section([run("low", 0.25), run("none", None), run("high")])
     assert made.points == [("high", 0.5), ("low", 0.25), ("none", None)]
     assert [row[0].text for row in made.rows] == ["high", "low", "none"]
     held = [

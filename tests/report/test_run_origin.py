@@ -147,8 +147,7 @@ def test_the_store_behind_a_run_is_found_in_its_home_among_damaged_and_other_one
     (own_home / "stores/b.zarr").mkdir()
     run = own_home / "runs/r"
     for store in (meant, other):
-        found = store_behind(run, {"dataset": store.dataset})
-        assert found.path == store.path
+        assert store_behind(run, {"dataset": store.dataset}).path == store.path
     place = meant.path.rename(own_home / "stores/z.zarr")
     moved = store_behind(run, {"dataset": meant.dataset})
     assert moved.path == place, "its name does not count"

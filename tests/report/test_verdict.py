@@ -44,8 +44,7 @@ def told(*entries, score="own"):
 
 def test_validation_chooses_though_another_is_higher_on_the_test_rows():
     chosen = run("chosen", 0.80, 0.82, 0.84, validation={"mean": 0.9})
-    higher = run("higher", 0.83, 0.85, 0.88, validation={"mean": 0.8})
-    said = told(higher, chosen)
+    said = told(run("higher", 0.83, 0.85, 0.88, validation={"mean": 0.8}), chosen)
     assert said.label == "chosen"
     assert said.best == chosen
     assert said.accuracy == pytest.approx(0.82)
@@ -59,15 +58,12 @@ def test_without_validation_rows_it_says_that_it_is_by_test_rows():
 
 
 def test_a_lead_is_paired_over_seeds_and_else_over_test_rows():
-    one = run("one", 0.80, 0.82, 0.87)
-    two = run("two", 0.79, 0.80, 0.83)
-    gap = lead(one, two, "own")
+    gap = lead(run("one", 0.80, 0.82, 0.87), run("two", 0.79, 0.80, 0.83), "own")
     found = stats.ttest_rel([0.80, 0.82, 0.87], [0.79, 0.80, 0.83]).confidence_interval(0.95)
     assert (gap.low, gap.high) == pytest.approx((found.low, found.high))
     assert gap.over == "3 seeds"
     fixed = run("fixed", 0.9, 0.9, 0.9)
-    other = run("other", 0.8, 0.8, 0.8)
-    gap = lead(fixed, other, "own")
+    gap = lead(fixed, run("other", 0.8, 0.8, 0.8), "own")
     half = 1.959964 * math.sqrt((0.09 + 0.16) / 100)
     assert gap.value == pytest.approx(0.1)
     assert gap.low == pytest.approx(0.1 - half)
@@ -99,8 +95,7 @@ def test_what_does_not_vary_has_an_interval_over_test_rows_and_no_spread_of_zero
     assert round(fixed.low, 4) == 0.8256
     assert round(fixed.high, 4) == 0.9448
     assert fixed.over == "100 test rows"
-    varied = uncertainty(run("varied", 0.8, 0.9, 0.85), "own")
-    assert varied.over == "3 seeds"
+    assert uncertainty(run("varied", 0.8, 0.9, 0.85), "own").over == "3 seeds"
     assert uncertainty(run("two", 0.8, 0.9), "own") is None, "of two seeds there is none"
 
 
@@ -108,8 +103,7 @@ def test_rows_in_one_place_are_a_reference_and_not_what_to_take():
     central = run("central", 0.99, up=0, down=0)
     solo = run("solo", 0.7, up=0, down=0, protocol="personalised")
     assert [e.pooled_rows for e in (central, solo, run("a", 0.8))] == [True, False, False]
-    said = told(central, run("a", 0.8), solo)
-    assert said.label == "a"
+    assert told(central, run("a", 0.8), solo).label == "a"
     alone = told(central)
     assert alone.label == "central"
     assert alone.certainty == "Only one run"

@@ -55,8 +55,7 @@ def scores(**treatments):
     for label, values in treatments.items():
         for i, value in enumerate(values):
             backbone = ("pixels", "glyph-clip")[i % 2]
-            part = ("iid", "skewed")[i // 2]
-            block = Block("shapes", backbone, part)
+            block = Block("shapes", backbone, ("iid", "skewed")[i // 2])
             if value is None:
                 made.append(BenchScore(block, label, why_not="no"))
             else:
@@ -274,7 +273,7 @@ def test_settings_are_chosen_by_validation_and_a_second_call_trains_nothing(own_
     assert ok(*words).data == done.data
     assert times_of(own_home, "*/result.json") == before
     # Results of one call can be added to another call, which trains only what they lack.
-    added = ok("reproduce frozen-bench --rounds 1 --seeds 0,1 --add", tmp_path / "page.json").data
+    added = ok(f"reproduce frozen-bench --rounds 1 --seeds 0,1 --add {tmp_path}/page.json").data
     assert added["scores"] == data["scores"]
     assert added["rankings"] == data["rankings"]
     assert times_of(own_home, "*/result.json") == before
@@ -326,4 +325,4 @@ def test_results_that_cannot_be_compared_are_refused_by_name(tmp_path):
     ):
         bad = written(tmp_path / "bad.json", **changes)
         must_fail(named, "reproduce frozen-bench --add", bad)
-    must_fail("--add", "reproduce fedpcl-table5 --add", tmp_path / "good.json")
+    must_fail("--add", f"reproduce fedpcl-table5 --add {tmp_path}/good.json")

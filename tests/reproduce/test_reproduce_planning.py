@@ -76,8 +76,7 @@ def test_all_that_a_proxy_changes_is_said_in_order():
     own = planned(replace(CELL, rounds=None), Options(rounds=5))
     assert own.cell.rounds == 5
     assert "rounds 5 instead of 100" in own.departures
-    same = planned(replace(CELL, rounds=None), Options(rounds=100))
-    assert same.departures == ()
+    assert planned(replace(CELL, rounds=None), Options(rounds=100)).departures == ()
 
 
 def test_roles_are_filled_in_order_or_by_what_is_here():

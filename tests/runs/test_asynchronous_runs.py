@@ -71,4 +71,4 @@ def test_what_does_not_go_with_asynchronous_rounds_is_answered(words, why):
 @pytest.mark.parametrize("method", ["scaffold", "fed3r", "solo", "central"])
 def test_methods_whose_uploads_cannot_wait_are_refused(method):
     must_fail(method, f"train --method {method} --asynchronous 2 --scheme iid --clients {M}")
-    assert ok("methods info", method).data["asynchronous"] is False
+    assert ok(f"methods info {method}").data["asynchronous"] is False

@@ -141,7 +141,7 @@ def test_who_takes_part_is_part_of_a_run_and_of_the_configuration_that_runs_it_a
     said = read_result(path / "result.json")["participants"]
     assert said["client_sampling"] == "weighted"
     assert said["client_dropout"] == 0.1
-    assert ok("train --config", path / "config.toml").data["reused"]
+    assert ok(f"train --config {path}/config.toml").data["reused"]
     trace.write_text("client,first,last\nclient-0004,1,2\n")
     assert len({path, place_of(words), place_of(plain)}) == 3
 

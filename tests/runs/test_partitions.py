@@ -57,8 +57,7 @@ def test_a_partition_is_saved_under_its_name_unless_that_is_not_wanted():
 
 
 def test_rows_without_labels_are_refused_where_labels_are_read():
-    labels = np.where(np.arange(40) < 15, -1, np.arange(40) % 2)
-    partly = store(labels, name="partly")
+    partly = store(np.where(np.arange(40) < 15, -1, np.arange(40) % 2), name="partly")
     none = store(np.full(40, -1), name="none")
     fed3r = METHODS["fed3r"]
     need_labels(fed3r, partly, None)  # some rows have labels, and only those may be dealt

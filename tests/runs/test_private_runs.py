@@ -82,7 +82,7 @@ def test_the_model_of_a_private_run_is_kept_and_what_its_loss_costs_is_said():
     shutil.rmtree(run / "models")
     moved = simulated.rename(simulated.with_name("my run"))
     for path, told in ((run, True), (moved, False)):
-        refused = fedcache("predict", path, "photo.jpg")
+        refused = fedcache(f"predict {path} photo.jpg")
         assert refused.code == Exit.STORE
         assert ("spends as much privacy again" in refused.err) is told
 
@@ -155,8 +155,7 @@ def composed(*spent):
 @pytest.mark.slow
 def test_the_epsilon_of_a_grid_covers_the_model_that_is_trained_again():
     words = f"{GRID} --validation 0.25 --sweep lr=0.1,0.01 --seeds 0,1 --retrain"
-    done = ok(words).data
-    (spent,) = done["privacy"]
+    (spent,) = ok(words).data["privacy"]
     assert spent["points"] == 2
     assert spent["retrained"] == 1
     assert spent["seeds"] == 6
@@ -485,8 +484,7 @@ def tracked(name, config, monkeypatch, stop_after=99):
 @pytest.mark.parametrize("name", choose.TRACKERS)
 def test_a_tracker_is_told_of_a_private_run_when_all_its_rounds_have_ended(name, monkeypatch):
     pytest.importorskip(name)
-    order = tracked(name, STARTED, monkeypatch)
-    assert order == 8 * ["trained"] + 8 * ["tracked"]
+    assert tracked(name, STARTED, monkeypatch) == 8 * ["trained"] + 8 * ["tracked"]
 
 
 def test_a_private_run_that_is_stopped_is_tracked_when_it_stops(monkeypatch):

@@ -61,8 +61,7 @@ def test_what_cannot_be_deleted_is_named_with_what_is_gone(tmp_path, monkeypatch
 
 def test_swept_words_are_numbers_where_all_are():
     for made in ([1, 2, None], [1.0, 0.5], ["1", "b"]):
-        found = values_of([value and str(value) for value in made])
-        assert repr(found) == repr(made)
+        assert repr(values_of([value and str(value) for value in made])) == repr(made)
 
 
 def test_a_model_that_cannot_be_saved_costs_no_run_unless_it_was_asked_for(tmp_path, monkeypatch):

@@ -158,8 +158,7 @@ def test_names_that_ls_prints_are_stores_and_datasets_of_every_command(
 
 
 def test_an_interrupted_ingest_goes_on(labelled):
-    made = place_of(f"ingest {labelled} --name mine")
-    chunk = next(made.glob("features/*/c/0/0/0"))
+    chunk = next(place_of(f"ingest {labelled} --name mine").glob("features/*/c/0/0/0"))
     chunk.write_bytes(chunk.read_bytes()[:-1])
     ok("repair mine")
     assert ok("inspect mine").data["arrays"] == []

@@ -246,8 +246,7 @@ def test_a_row_that_one_backbone_lacks_keeps_the_features_of_the_others(tmp_path
     assert [e["name"] for e in store.quarantined()] == [names[4], names[2]]
     assert store.readable().sum() == N - 2
     for key in store.arrays:
-        missing = np.isnan(store.reader(key).all()[:, 0]).all(axis=1)
-        assert missing.sum() == 1
+        assert np.isnan(store.reader(key).all()[:, 0]).all(axis=1).sum() == 1
     corruption(
         lambda: Store.from_arrays(
             {"a": np.full((3, 2), np.nan)}, drop_nan=True, path=tmp_path / "t.zarr"

@@ -124,7 +124,7 @@ def test_inspect_names_the_join_that_completes_a_store(place, monkeypatch):
     monkeypatch.setattr(ArrayWriter, "complete", stopped_at("complete", 1))
     with pytest.raises(KeyboardInterrupt):
         joined(made, place / "out.zarr")
-    shown = fedcache("inspect", place / "out.zarr").out
+    shown = fedcache(f"inspect {place}/out.zarr").out
     assert "4 of 4 chunks; to resume, repeat the extract, ingest or join command" in shown
 
 

@@ -10,6 +10,7 @@ import xarray
 import zarr
 from command import fedcache, ok, python
 from damage import flip_bit
+from failing_command import must_fail
 from files_now import bytes_of, times_of
 from refusal import corruption, machine_error, refused, store_error
 from toy_store import KEYS, whole
@@ -88,8 +89,7 @@ def test_chunks_of_a_shard_are_chunk_files_byte_for_byte(toy, published):
     for key in KEYS:
         array = f"features/{key}"
         files = [chunk_path(toy.path / array, number, 3).read_bytes() for number in range(3)]
-        shard = (published / array / "c/0/0/0").read_bytes()
-        assert shard.startswith(b"".join(files))
+        assert (published / array / "c/0/0/0").read_bytes().startswith(b"".join(files))
         assert len(list((published / array).rglob("c/*/0/0"))) == 2
 
 
@@ -124,7 +124,7 @@ def test_a_server_without_ranges_sends_a_shard_once(toy, server):
 )
 def test_a_refusal_is_one_sentence(server, status, code, words, asked):
     server.status = status
-    done = fedcache("inspect", f"{server.address}/toy")
+    done = fedcache(f"inspect {server.address}/toy")
     assert done.code == code
     assert len(server.asked) == asked
     assert words in done.err
@@ -151,7 +151,7 @@ def test_other_bytes_are_found_and_never_kept(toy, server):
     store = Store.open(address)
     assert len(store.reader(KEYS[0]).chunk(0))
     corruption(lambda: store.reader(KEYS[0]).chunk(1), "does not have the checksum of the manifest")
-    done = fedcache("verify", address)
+    done = fedcache(f"verify {address}")
     assert done.code == Exit.CORRUPT
     assert f"features/{KEYS[0]}, chunk 1" in done.out
     flip_bit(shard, 30)
@@ -223,7 +223,7 @@ def test_a_publication_of_a_publication_is_equal(server, place, published):
 
 
 def test_an_address_with_a_password_is_refused() -> None:
-    done = fedcache("inspect", "http://me:secret@127.0.0.1:1/toy")
+    done = fedcache("inspect http://me:secret@127.0.0.1:1/toy")
     assert done.code == Exit.USAGE
     assert "secret" not in done.err
 
@@ -352,13 +352,13 @@ def test_names_become_numbers(toy, place):
 @pytest.mark.slow
 def test_the_command_writes_a_card(toy, place):
     target = place / "made"
-    done = ok("publish", toy.path, target)
+    done = ok(f"publish {toy.path} {target}")
     assert done.data["files"] == sum(f.is_file() for f in target.rglob("*"))
     card = (target / "README.md").read_text(encoding="utf-8")
     assert "14 names in 1 folders" in card
     assert "train/ß" not in card
-    ok("publish", toy.path, target, "--anonymous-names")
-    assert ok("inspect", target).data["path"] == str(target)
+    ok(f"publish {toy.path} {target} --anonymous-names")
+    assert ok(f"inspect {target}").data["path"] == str(target)
 
 
 def test_a_plain_copy_of_a_store_is_read_from_a_server_too(toy, place):
@@ -383,12 +383,11 @@ def test_python_trains_on_a_published_store(toy, server):
 @pytest.mark.slow
 def test_the_partition_of_a_published_store_needs_a_file(server, place):
     words = ("partition --scheme iid --clients 2 --store", f"{server.address}/toy")
-    assert fedcache(*words).code == Exit.USAGE
+    must_fail("", *words)
     file = place / "iid.partition"
     assert ok(*words, "-o", file).data["store"] == words[1]
     assert file.is_file()
-    shown = fedcache(*words, "-o", file).out
-    assert f"--method fed3r --store {words[1]}" in shown
+    assert f"--method fed3r --store {words[1]}" in fedcache(*words, "-o", file).out
 
 
 def test_two_objects_never_take_the_place_of_each_other(place):

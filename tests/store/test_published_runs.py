@@ -70,8 +70,8 @@ def test_three_methods_give_equal_results_wherever_the_store_is(
     monkeypatch.setattr(publish, "SHARD_BYTES", 1 << 17)
     monkeypatch.setattr(byte_source, "WAITS", (0.01,) * 5)
     here = results(digits, tmp_path / "here")
-    ok("publish", digits, f"{bucket}/a/digits")
-    assert ok("verify", f"{bucket}/a/digits").data["ok"] is True
+    ok(f"publish {digits} {bucket}/a/digits")
+    assert ok(f"verify {bucket}/a/digits").data["ok"] is True
     assert results(published, tmp_path / "folder") == here
     assert results(f"{bucket}/a/digits", tmp_path / "bucket") == here
     with web_server(published.parent) as server:
@@ -84,8 +84,8 @@ def test_three_methods_give_equal_results_wherever_the_store_is(
 
 
 def test_a_bucket_refuses_in_one_sentence(bucket, digits):
-    must_fail("is not a store", "inspect", f"{bucket}/nothing", code=Exit.STORE)
-    missing = fedcache("publish", digits, f"{bucket}-missing/x")
+    must_fail("is not a store", f"inspect {bucket}/nothing", code=Exit.STORE)
+    missing = fedcache(f"publish {digits} {bucket}-missing/x")
     assert missing.code == Exit.STORE
     assert "the bucket does not exist" in missing.err
     assert missing.err.count("\n") == 2
@@ -128,12 +128,12 @@ def test_two_processes_share_the_room_of_mirrors(tmp_path, monkeypatch):
 @pytest.fixture
 def published(digits, tmp_path):
     """A folder with the published digits."""
-    ok("publish", digits, tmp_path / "web/digits")
+    ok(f"publish {digits} {tmp_path}/web/digits")
     return tmp_path / "web/digits"
 
 
 def test_evaluation_prediction_and_grids_read_a_published_store(digits, published, tmp_path):
-    run = ok("train fedncm --clients 4 --store", digits).data["path"]
+    run = ok(f"train fedncm --clients 4 --store {digits}").data["path"]
     with web_server(published.parent) as server:
         address = f"{server.address}/digits"
 
@@ -142,5 +142,5 @@ def test_evaluation_prediction_and_grids_read_a_published_store(digits, publishe
 
         for line in ("predict", "evaluate"):
             assert told(line, address) == told(line, digits)
-        ok("grid fedncm --sweep shots=1,2 --scheme few-shot --clients 4 --store", address)
-        assert ok("export", tmp_path / "rows.npz", "--store", address).data["rows"] == 400
+        ok(f"grid fedncm --sweep shots=1,2 --scheme few-shot --clients 4 --store {address}")
+        assert ok(f"export {tmp_path}/rows.npz --store {address}").data["rows"] == 400

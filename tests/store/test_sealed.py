@@ -77,8 +77,7 @@ def test_what_is_no_sealed_file_is_refused_in_words(tmp_path, name):
         raw[::-1],
     ):
         path.write_bytes(bad)
-        caught = corruption(lambda: read_sealed(path, WHAT))
-        assert caught.message.startswith(str(path))
+        assert corruption(lambda: read_sealed(path, WHAT)).message.startswith(str(path))
     for make in (path.mkdir, lambda: os.mkfifo(path)):  # nobody waits for a writer of a pipe
         path.rmdir() if path.is_dir() else path.unlink()
         make()

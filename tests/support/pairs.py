@@ -43,8 +43,7 @@ def served(cases, executions, only=lambda _name: True, *, in_turn=False):
 def kind_of(case):
     """What an execution can see of a method: its steps, its server and whether statistics of batches travel."""
     method = METHODS[case[0]]
-    settings = case[1]
-    return method.gradient, method.one_shot, method.central, settings.get("bn")
+    return method.gradient, method.one_shot, method.central, case[1].get("bn")
 
 
 def parametrize(metafunc, executions=()):

@@ -244,8 +244,7 @@ def through(door, folder, columns, choice=None):
     kind, make = DOORS[door]
     inside = folder / door.replace(" ", "-")
     inside.mkdir(exist_ok=True)
-    path = make(inside, columns)
-    return read_file(kind, path, choice)
+    return read_file(kind, make(inside, columns), choice)
 
 
 def all_doors(folder, columns, choice=None):
@@ -708,8 +707,7 @@ def test_class_names_that_are_numbers_are_whole_numbers(tmp_path):
 
 def test_every_entry_of_a_torch_file_is_used_or_named(tmp_path):
     alone = {"epoch": 3, "model": "vit", "config": {"lr": {"head": 0.1}}, "none": None}
-    held = {**alone, "X": torch.tensor(FEATURES), "y": TWO}
-    torch.save(held, tmp_path / "e.pt")
+    torch.save({**alone, "X": torch.tensor(FEATURES), "y": TWO}, tmp_path / "e.pt")
     found = open_any(tmp_path / "e.pt", ColumnChoice())
     assert found.unused == dict.fromkeys(alone, "one value") | {"config": "one Python object"}
     torch.save(alone, tmp_path / "e.pt")

@@ -118,8 +118,7 @@ def test_an_empty_home_and_one_that_is_not_there_are_answered(tmp_path):
 
 
 def test_a_page_shows_the_figures_of_a_result_and_commands_that_work(client, run):
-    result = read_result(run / "result.json")
-    accuracy = result["accuracy"]
+    accuracy = read_result(run / "result.json")["accuracy"]
     page = client.ask(f"/run?name={run.name}")
     assert f"accuracy % {100 * accuracy['mean']:.2f}" in page.words
     for seed, score in enumerate(accuracy["per_seed"]):

@@ -130,8 +130,7 @@ def test_a_text_tower_gives_unit_rows_of_its_own(saved):
 
 def test_texts_are_the_mean_of_their_tokens_without_padding(saved):
     encoder = TextEncoder(f"hf:{saved['bert']}")
-    texts = ["a cat", "a photo of a dog ."]
-    found = encoder.encode_texts(texts)
+    found = encoder.encode_texts(["a cat", "a photo of a dog ."])
     assert found.shape == (2, 16)
     # Each text alone has no padding: its row is the plain mean of transformers' states.
     ids = ([2, 4, 7, 3], [2, 4, 5, 6, 4, 8, 9, 3])

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from command import fedcache, ok
+from command import ok
 from failing_command import must_fail
 from pictures import folder
 from refusal import corruption, machine_error, refused
@@ -110,7 +110,7 @@ def test_a_file_of_any_size_is_asked_for_one(tmp_path):
     images = folder(tmp_path / "images", train=3, test=1)
     words = f"extract --dataset folder:{images} --size 12 --backbones"
     assert ok(f"{words} onnx:{path}").data["arrays"][0]["recipe"]["size"] == 12
-    assert fedcache(f"{words} onnx:{fixed}").code == Exit.USAGE
+    must_fail("", f"{words} onnx:{fixed}")
 
 
 @pytest.mark.slow

@@ -187,8 +187,7 @@ def test_a_module_is_left_as_it_is_and_trained_further_it_is_another_array(nets,
     first = fc.extract(f"folder:{images}", module)
     assert module.training
     assert module.weight.requires_grad
-    again = fc.extract(f"folder:{images}", [module])
-    assert list(again.arrays) == list(first.arrays)
+    assert list(fc.extract(f"folder:{images}", [module]).arrays) == list(first.arrays)
     with torch.no_grad():
         module.weight += 1
     assert len(fc.extract(f"folder:{images}", [module]).arrays) == 2
@@ -258,8 +257,7 @@ def test_a_changed_line_or_helper_is_another_array(nets):
 
     first = digest()
     assert digest() == first
-    helper = Path(f"{nets}_helper.py")
-    helper.write_text("FACTOR = 20.0\n")
+    Path(f"{nets}_helper.py").write_text("FACTOR = 20.0\n")
     assert digest() != first
 
 
@@ -277,8 +275,7 @@ def test_workers_build_it_and_give_the_same_bytes(nets, tmp_path):
 
 def test_one_in_memory_runs_here_for_every_number_of_workers(nets, tmp_path):
     images = folder(tmp_path / "images", train=6, test=2)
-    store = fc.extract(f"folder:{images}", Small(), workers=2, batch=4)
-    assert store.rows == 24
+    assert fc.extract(f"folder:{images}", Small(), workers=2, batch=4).rows == 24
     row = lookup("module:Small")
     weights = own_module.weights_of(row)
     own_module._IN_MEMORY["module:Small"].module.weight.data.add_(1)

@@ -168,7 +168,7 @@ def test_a_row_is_of_its_folder_and_refuses_what_is_of_images(model, tmp_path):
     assert ok(f"backbones verify hf:{model}").data["width"] == 16
     words = f"extract --dataset texts:{csv(tmp_path / 't.csv')} --backbones hf:{model}"
     for option in ("--views 2", "--size 32", "--recipe norm=half", "--recipe output=cls"):
-        assert fedcache(f"{words} {option}").code == Exit.USAGE
+        must_fail("", f"{words} {option}")
 
 
 def test_a_module_has_no_output_to_choose(tmp_path, encoders):

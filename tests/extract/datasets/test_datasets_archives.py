@@ -155,8 +155,7 @@ def test_a_lying_size_is_a_bad_image_and_unpacks_no_more_than_it_says(tmp_path):
 def test_a_compressed_tar_is_refused_with_the_command_that_helps(tmp_path, suffix, mode, tool):
     path = write_tar(tmp_path / f"x{suffix}", tree(NAMES), mode)
     refused(path, f"{tool} --keep {path}", code=Exit.USAGE)
-    disguised = write_tar(tmp_path / "y.tar", tree(NAMES), mode)
-    refused(disguised, tool, code=Exit.USAGE)
+    refused(write_tar(tmp_path / "y.tar", tree(NAMES), mode), tool, code=Exit.USAGE)
 
 
 @pytest.mark.parametrize(

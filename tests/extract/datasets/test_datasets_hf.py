@@ -134,8 +134,7 @@ def test_columns_of_plain_bytes_without_metadata_are_read(tmp_path):
     plain = pa.table(
         {"jpg": pa.array(PNG[:20], pa.large_binary()), "y": ["dog", None, "cat", "dog"] * 5}
     )
-    data = opened(write(tmp_path / "a.parquet", plain))
-    assert data.source.read(11) == PNG[11]
+    assert opened(write(tmp_path / "a.parquet", plain)).source.read(11) == PNG[11]
     path = write(tmp_path / "b.parquet", plain.append_column("thumb", pa.array(PNG[:20])))
     no_dataset(f"hf:{path}", "--images-key")
     assert opened(path, "?images=thumb").source.read(3) == PNG[3]

@@ -65,8 +65,7 @@ def test_sources_that_do_not_go_together_are_refused(tmp_path, two):
     other = write_directory(tmp_path / "other", tree([f"{c}/1.png" for c in ("cat", "fox", "owl")]))
     spec = f"a=folder:{two[0]},b=folder:{other}"
     no_dataset(spec, "only a has 'dog'", "only b has 'fox', 'owl'")
-    twice = f"a=folder:{two[0]},a=folder:{two[1]}"
-    no_dataset(twice, "'a'")
+    no_dataset(f"a=folder:{two[0]},a=folder:{two[1]}", "'a'")
 
 
 def test_a_comma_in_a_path_is_part_of_the_path(tmp_path):

@@ -8,7 +8,7 @@ import shutil
 
 import numpy as np
 import pytest
-from command import fedcache
+from command import fedcache, ok
 from make_images import write_directory
 from no_dataset import no_dataset
 from opened import open_dataset, peek
@@ -346,7 +346,7 @@ def test_a_whole_copy_passes_and_one_image_less_does_not(tmp_path, monkeypatch):
     assert report["missing"] == []
     assert report["wrong"] == []
     assert report["counts"] == {"train": 120, "test": 120}
-    assert fedcache(f"datasets check office10 {tmp_path}").code == 0
+    ok(f"datasets check office10 {tmp_path}")
     monkeypatch.setitem(counts, "dslr", 61)
     assert check("office10", tmp_path)["wrong"] == ["dslr: 60 images, published 61"]
     data = open_dataset("paper:office10", roots={"office10": tmp_path})

@@ -122,8 +122,7 @@ def test_alignment_is_hsic_and_blind_to_rotation_and_scale():  # T-X8
     a = centre @ x @ x.T @ centre
     b = centre @ y @ y.T @ centre
     hsic = float((a * b).sum() / math.sqrt(float((a * a).sum() * (b * b).sum())))
-    turn = torch.linalg.qr(normal(6, 6, seed=2))[0]
-    turned = 5.0 * x @ turn + 1.0
+    turned = 5.0 * x @ torch.linalg.qr(normal(6, 6, seed=2))[0] + 1.0
     x = x.numpy()
     y = y.numpy()
     turned = turned.numpy()

@@ -32,8 +32,7 @@ ENDS = ClientOverrides(columns=((8, D), (0, 2)))
 def test_all_columns_by_name_are_all_columns(name):
     same = {1: ClientOverrides(columns=((0, D),)), 3: ClientOverrides()}
     a = go(name, small(name), execution="sequential")
-    b = go(name, small(name), own=same)
-    assert difference(a, b) == 0.0
+    assert difference(a, go(name, small(name), own=same)) == 0.0
 
 
 def test_a_client_with_some_backbones_trains_as_on_a_store_that_has_only_those():

@@ -69,8 +69,7 @@ def reader_of(store, backbone):
 def test_what_needs_all_rows_or_several_arrays_is_read_into_memory(store, monkeypatch):
     monkeypatch.setenv("FEDCACHE_MEMORY", "0")
     half = reader_of(store, "half")
-    single = reader_of(store, "single")
-    assert stored_rows([half, single], "none") is None
+    assert stored_rows([half, reader_of(store, "single")], "none") is None
     assert [post for post in FEAT_POSTS if stored_rows([half], post) is None] == [
         "center",
         "standardize",

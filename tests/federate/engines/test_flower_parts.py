@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from command import fedcache
 from damage import flip_bit
 from failing_command import must_fail
 from fake_grid import FakeGrid, grid_of, in_round_2, planned, together
@@ -400,16 +399,15 @@ def test_without_keys_nothing_leaves_the_machine():
 def test_an_app_is_its_plan(tmp_path):
     asked = planned("fedavg", sweep={"lr": ("0.1", "0.01")}, set={"epochs": 2}, start_with=2)
     write_app(asked, tmp_path / "app")
-    read = read_app(tmp_path / "app")
-    assert read.to_config() == asked.to_config()
+    assert read_app(tmp_path / "app").to_config() == asked.to_config()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/file").touch()
     refused(lambda: write_app(asked, tmp_path / "mine"), "is not a fedcache app")
 
 
 def test_the_command_line_says_what_is_missing(sites, monkeypatch):
-    assert fedcache("flower app --method central").code == 2
-    assert fedcache("flower server").code == 2  # neither keys nor --insecure
+    must_fail("", "flower app --method central")
+    must_fail("", "flower server")  # neither keys nor --insecure
 
     def absent(_name):
         raise PackageNotFoundError
@@ -431,8 +429,7 @@ def test_a_refusal_says_which_file_and_not_where_it_lies(grid, sites, tmp_path):
     flip_bit(chunk, 9)
     heard = Heard()
     together(planned("fed3r"), grid, tmp_path, heard)
-    said = [line for line in heard.lines if "features/" in line or chunk.name in line]
-    assert said
+    assert [line for line in heard.lines if "features/" in line or chunk.name in line]
     assert not any(str(tmp_path) in line for line in heard.lines)
     told = refused_answer(
         FedcacheError(

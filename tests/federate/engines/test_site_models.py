@@ -44,9 +44,7 @@ def test_the_server_saves_the_model_that_a_run_in_process_saves(method, grid, si
     assert far.facts.classes == near.facts.classes == ("a", "b", "c", "d")
     for shard in sorted(sites.glob("*.zarr")):
         x, _, _ = features(shard)
-        one = Predictor((far,)).scores(x)
-        other = Predictor((near,)).scores(x)
-        assert close(one, other, SUMS)
+        assert close(Predictor((far,)).scores(x), Predictor((near,)).scores(x), SUMS)
 
 
 @pytest.mark.parametrize("method", ["fedproto", "ditto", "solo"])
@@ -67,8 +65,7 @@ def test_a_site_keeps_the_model_that_it_was_scored_with(method, grid, tmp_path):
         guess = predictor.predicted(predictor.scores(x[test]))
         assert float((guess == label[test]).mean()) == claimed
     # the file alone is enough, and its one client need not be named
-    out = ok(f"predict {file} --store {site.path}")
-    assert len(out.data["rows"]) == len(x)
+    assert len(ok(f"predict {file} --store {site.path}").data["rows"]) == len(x)
 
 
 def test_where_all_sites_have_the_servers_model_none_keeps_one(grid, tmp_path):

@@ -102,8 +102,7 @@ def test_after_a_kill_a_table_is_what_it_was_at_the_last_checkpoint(tmp_path_fac
             now = dict(then)
         else:
             client = int(step[0])
-            rows = int(step[1])
-            table[client] = now[client] = state(number, rows)
+            table[client] = now[client] = state(number, int(step[1]))
         assert sorted(now) == list(table)
         assert all(equal(table[c], tree) for c, tree in now.items())
     table.close()

@@ -173,10 +173,8 @@ def test_single_rows_borrow_the_covariance_of_their_class_from_all_clients(cov):
 
 
 def test_many_rows_keep_their_own_covariance():
-    g = np.random.default_rng(5)
-    tight = 0.1 * g.standard_normal((500, 3))
-    far = np.full((1, 3), 100.0)
-    drawn = one_class([tight, far], "full")
+    tight = 0.1 * np.random.default_rng(5).standard_normal((500, 3))
+    drawn = one_class([tight, np.full((1, 3), 100.0)], "full")
     assert (np.abs(drawn).max(1) < 1.0).sum() == 500  # the class of both spreads by about 5
 
 

@@ -78,8 +78,7 @@ def test_a_large_ensemble_is_made_row_by_row_and_is_the_same(monkeypatch):
     j = torch.tensor([0, 2, 5])
     eager = Ensemble(R, None, 0.1, 0.5)
     monkeypatch.setattr(Ensemble, "EAGER", 5)
-    lazy = Ensemble(R, None, 0.1, 0.5)
-    assert torch.equal(lazy.targets(i, j), eager.targets(i, j))
+    assert torch.equal(Ensemble(R, None, 0.1, 0.5).targets(i, j), eager.targets(i, j))
 
 
 def test_sparse_similarities_keep_the_largest_of_each_row():
@@ -184,8 +183,7 @@ def test_non_fl_is_the_same_for_every_partition():
 def test_flesd_cc_is_flesd_head_in_one_round():
     data, clients = federation(views=4)
     a = go("flesd-cc", {}, data, clients)
-    b = go("flesd-head", {}, data, clients, rounds=1)
-    assert difference(a, b) == 0.0
+    assert difference(a, go("flesd-head", {}, data, clients, rounds=1)) == 0.0
 
 
 @pytest.mark.parametrize(

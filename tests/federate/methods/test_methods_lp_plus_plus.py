@@ -99,8 +99,7 @@ def test_without_iterations_a_client_sends_its_first_values():
 
 def test_more_features_than_rows_have_the_same_steps():
     x = normal(4, 9)
-    t = normal(4, 3, seed=1)
-    short, _ = lp_plus_plus.step_sizes(x, t, torch.tensor(4.0))
+    short, _ = lp_plus_plus.step_sizes(x, normal(4, 3, seed=1), torch.tensor(4.0))
     assert abs(
         float(short) - 16.0 / np.linalg.eigvalsh(x.numpy().T @ x.numpy()).max()
     ) < 1e-12 * float(short)

@@ -60,8 +60,7 @@ def test_it_is_the_least_squares_of_all_rows_for_every_partition(seed, m):
 def test_hand_worked_merging():
     # One feature: rows 1, 1 of y = 2 and one row 2 of y = 1; gamma 1. C = 3 and 5, W = 4/3 and 2/5.
     # Together (X'Y) / (X'X + 2) = 6 / 8, and without the ridges 6 / 6.
-    t = doubles([4 / 3, 3.0, 2 / 5, 5.0]).view(4, 1, 1)
-    W, C = merge(*t)
+    W, C = merge(*doubles([4 / 3, 3.0, 2 / 5, 5.0]).view(4, 1, 1))
     assert abs(float(W) - 0.75) < 1e-14
     assert float(C) == 8.0
     assert abs(float(remove_ridge(W, C, 2.0)) - 1.0) < 1e-14

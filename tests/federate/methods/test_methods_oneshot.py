@@ -207,8 +207,7 @@ def test_automatic_gamma_follows_the_variance_of_the_features():
     variance = (np.trace(G) - (X.mean(0) ** 2).sum() + between) / 11
     auto, told = (go_all("fedcof", {"gamma": g}) for g in ("auto", 1e-2 * variance))
     assert gap(auto.server["W"], told.server["W"]) < 1e-10
-    large = replace(DATA, x=1000.0 * DATA.x, text=None)
-    scaled = go_all("fedcof", {}, large, CLIENTS)
+    scaled = go_all("fedcof", {}, replace(DATA, x=1000.0 * DATA.x, text=None), CLIENTS)
     assert gap(auto.server["W"], scaled.server["W"]) < 1e-9
 
 
@@ -233,7 +232,6 @@ def test_the_released_gamma_follows_the_backbone(names, gamma):  # D-86
 def test_the_number_of_clients_behind_each_class_is_logged():
     has = np.array([[(DATA.y[c.train] == k).any() for k in range(6)] for c in CLIENTS]).sum(0)
     out = go_all("fedcof")
-    gamma = out.records[-1].diagnostics.pop("gamma")
-    assert gamma == float(out.server["gamma"]) > 0.0
+    assert out.records[-1].diagnostics.pop("gamma") == float(out.server["gamma"]) > 0.0
     assert out.records[-1].diagnostics == {"owners_min": has.min(), "owners_mean": has.mean()}
     assert out.server["owners"].tolist() == has.tolist()

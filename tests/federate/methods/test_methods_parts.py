@@ -134,8 +134,7 @@ def test_clients_of_two_kinds_find_their_models():
             (len(rows), means.shape[1])
         )
     data = replace(data, x=torch.from_numpy(x)[:, None].to(data.x.dtype))
-    how = set_to("lr=0.02 batch=16 dim=16")
-    out = go_all("ifca", how, data, clients, rounds=15)
+    out = go_all("ifca", set_to("lr=0.02 batch=16 dim=16"), data, clients, rounds=15)
     assert sorted(out.server["chosen"].tolist()) == [120.0, 120.0]
     mine = [out.deployed(i).personal for i in range(6)]
     assert gap(mine[0], mine[1]) == gap(mine[4], mine[5]) == 0.0 < gap(mine[0], mine[4])

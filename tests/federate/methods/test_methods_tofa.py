@@ -90,8 +90,7 @@ def test_scores_by_hand():
     own = eye(2)
     texts = torch.stack([own, own.flip(0)])  # the second text of each class is the other's
     ctx = lanes("tofa", "scale=1.0 texts=2", classes=2, width=2)
-    data = rows_of_one(own[[0, 0, 1]], [0, 0, 1])
-    _, up = tofa.fit({"texts": texts}, {}, data, ctx)
+    _, up = tofa.fit({"texts": texts}, {}, rows_of_one(own[[0, 0, 1]], [0, 0, 1]), ctx)
     s = math.e / (1.0 + math.e)
     # t^0: right with probability s everywhere. t_0^1 = e2 against t_1^0 = e2: 1/2 on every row.
     assert torch.allclose(up["score"][0], zeros(2))
@@ -103,14 +102,12 @@ def test_scores_by_hand():
 
 def test_a_client_of_one_class_scores_what_it_can_see():
     only = Rows("only", np.flatnonzero(DATA.y.numpy() == 2)[:4], CLIENTS[0].test)
-    data = fitted(METHODS["tofa"], DATA)
-    out = go_all("tofa", {}, data, [only, CLIENTS[1]])
+    out = go_all("tofa", {}, fitted(METHODS["tofa"], DATA), [only, CLIENTS[1]])
     assert all(torch.isfinite(t).all() for t in out.server.values())
 
 
 def test_the_servers_texts_are_the_mean_of_clients_scores():
-    data = fitted(METHODS["tofa"], DATA)
-    out = go_all("tofa", "texts=3 tau=0.05", data, CLIENTS)
+    out = go_all("tofa", "texts=3 tau=0.05", fitted(METHODS["tofa"], DATA), CLIENTS)
     scores = []
     ctx = lanes("tofa", "texts=3")
     for c in CLIENTS:

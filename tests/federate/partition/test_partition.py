@@ -122,8 +122,7 @@ def test_a_short_class_keeps_what_exists_and_says_so():
     ok[7:250] = 0  # 7 training rows of class 0 remain in domain 0
     partition = make("feature-shift", replace(columns, ok=ok))
     assert partition.counts(columns)[:, 0].tolist() == [7, 10]
-    short = partition.notes[1]
-    assert "domain 0/class 0 (7); --shots 7" in short
+    assert "domain 0/class 0 (7); --shots 7" in partition.notes[1]
 
 
 def test_the_domain_filter_chooses_and_orders_the_clients():
@@ -235,8 +234,7 @@ def test_a_client_without_matching_tests_is_refused():
 
 
 def test_two_shards_of_cifar10_are_250_rows_each():
-    partition = make("shards", CIFAR10, clients=100, shards=2)
-    counts = partition.counts(CIFAR10)
+    counts = make("shards", CIFAR10, clients=100, shards=2).counts(CIFAR10)
     assert set(np.unique(counts)) == {0, 250, 500}
     assert (counts.sum(axis=1) == 500).all()
 

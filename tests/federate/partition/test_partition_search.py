@@ -122,8 +122,7 @@ def test_the_paper_alpha_of_five_hundredths_is_found():
 
 
 def test_five_hundred_clients_of_cifar100_are_no_endless_loop():
-    columns = even_columns(500, 10, 100)
-    partition = make("dirichlet", columns, clients=500, alpha=0.3)
+    partition = make("dirichlet", even_columns(500, 10, 100), clients=500, alpha=0.3)
     assert partition.dropped == 0
 
 
