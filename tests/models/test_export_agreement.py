@@ -107,12 +107,7 @@ def answers_of_others(images, run, work, features):
 @pytest.mark.slow
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("dtype", "feat_post"),
-    [
-        ("float16", "none"),
-        ("float16", "standardize"),
-        ("float32", "none"),
-    ],
+    ("dtype", "feat_post"), [("float16", "none"), ("float16", "standardize"), ("float32", "none")]
 )
 def test_many_images_without_fedcache(home, tmp_path, monkeypatch, dtype, feat_post):
     """Scores to 1e-4 of the largest, of features kept as float32 to 1e-5, and probabilities as scores over temperature.

@@ -164,10 +164,7 @@ def test_the_accuracies_of_a_page_are_those_of_the_ranking(method_pages):
             (row,) = [row for row in rows if row[0] == (", ".join(settings) or "default")]
             assert float(row[column].partition(" ")[0]) == pytest.approx(
                 100 * standing["mean"], abs=0.051
-            ), (
-                standing["treatment"],
-                part,
-            )
+            ), (standing["treatment"], part)
             checked += 1
     assert checked > 100
 

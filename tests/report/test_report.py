@@ -143,9 +143,7 @@ def test_the_printed_command_gives_the_same_run(own_home):
 @pytest.mark.usefixtures("store")
 def test_what_cannot_be_shown_is_named_with_what_helps(tmp_path, own_home):
     for lr in (0.1, 0.2, 0.3):
-        ok(
-            f"train --method fedavg --backbones random-projection {IID} --rounds 1 --set lr={lr}",
-        )
+        ok(f"train --method fedavg --backbones random-projection {IID} --rounds 1 --set lr={lr}")
     damaged, unfinished, whole = sorted((own_home / "runs").iterdir())
     flip_bit(damaged / "result.json", 40)
     (unfinished / "result.json").unlink()

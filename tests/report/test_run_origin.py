@@ -139,10 +139,8 @@ def test_the_source_of_runs_is_the_store_the_partition_and_the_arrays_of_all_of_
 
 def test_the_store_behind_a_run_is_found_in_its_home_among_damaged_and_other_ones(own_home):
     rows = {"a": np.ones((6, 3), np.float32)}
-    meant, other = (
-        fc.Store.from_arrays(rows, labels=labels, name=name)
-        for name, labels in (("mine", [0, 1] * 3), ("a-other", [1, 0] * 3))
-    )
+    meant = fc.Store.from_arrays(rows, labels=[0, 1] * 3, name="mine")
+    other = fc.Store.from_arrays(rows, labels=[1, 0] * 3, name="a-other")
     (own_home / f"stores/a-{str(meant.dataset['digest'])[:8]}.zarr").mkdir()
     (own_home / "stores/b.zarr").mkdir()
     run = own_home / "runs/r"

@@ -155,7 +155,8 @@ def test_rows_that_fail_are_told_and_the_others_are_measured(own_home, monkeypat
     assert [ln.why_not for ln in report.lines] == ["", "B does not fit.", ""]
     measured = [ln.measured for ln in report.lines]
     assert measured[1] == {}
-    assert [m["bound_x"].mean for m in (measured[0], measured[2])] == [2.0, 0.5]
+    assert measured[0]["bound_x"].mean == 2.0
+    assert measured[2]["bound_x"].mean == 0.5
     assert [ln.departures for ln in report.lines] == [["said of A"], [], ["said of C"]]
     entry = formulas(monkeypatch, {"A": UsageError("A does not fit.", "Try B."), "B": wrong})
     refused(lambda: reproduce(entry, Home(own_home)), "A does not fit")

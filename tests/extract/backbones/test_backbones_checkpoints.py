@@ -185,10 +185,7 @@ TWO = {
         {"teacher": under("backbone.", STATE), "student": under("module.backbone.", STATE)},
         ("teacher.backbone", "student.module.backbone"),
     ),
-    "one inside of a longer name": (
-        under("ema.q.", STATE) | under("q.", STATE),
-        ("ema.q", "q"),
-    ),
+    "one inside of a longer name": (under("ema.q.", STATE) | under("q.", STATE), ("ema.q", "q")),
 }
 
 

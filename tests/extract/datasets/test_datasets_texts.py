@@ -100,7 +100,8 @@ def test_columns_are_named_in_the_spec_and_rows_are_in_the_order_of_their_names(
 
 def test_a_part_and_several_as_domains(table, tmp_path):
     part = open_dataset(f"texts:{table}", limit=3)
-    assert [part.source.read(row) for row in (0, 1)] == [b"A fine day.", b"Eggs and ham"]
+    assert part.source.read(0) == b"A fine day."
+    assert part.source.read(1) == b"Eggs and ham"
     shutil.copy(table, tmp_path / "two.csv")
     both = open_dataset(f"a=texts:{table},b=texts:{tmp_path / 'two.csv'}")
     assert both.holds == "texts"

@@ -31,10 +31,7 @@ def mnist(tmp_path):
     root = tmp_path / "data/MNIST"
     for prefix, images in (("train", train), ("t10k", test)):
         write(
-            root / "MNIST/raw",
-            f"{prefix}-images-idx3-ubyte",
-            images,
-            f"{prefix}-labels-idx1-ubyte",
+            root / "MNIST/raw", f"{prefix}-images-idx3-ubyte", images, f"{prefix}-labels-idx1-ubyte"
         )
     return root, train, test
 

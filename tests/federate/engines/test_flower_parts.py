@@ -108,7 +108,8 @@ def test_a_grid_and_its_seeds_travel_in_one_message_each_way(grid, sites, tmp_pa
 
 
 def test_points_that_differ_at_the_server_share_one_upload(sites, tmp_path):
-    one, many = (grid_of(sites, tmp_path / name) for name in ("one", "many"))
+    one = grid_of(sites, tmp_path / "one")
+    many = grid_of(sites, tmp_path / "many")
     together(planned("fed3r"), one, tmp_path / "a")
     together(planned("fed3r", sweep={"lam": ("1e-3", "1e-2", "1e-1")}), many, tmp_path / "b")
     grown = many.bytes_up - one.bytes_up

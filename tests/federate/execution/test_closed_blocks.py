@@ -130,7 +130,8 @@ def test_products_in_float32_are_within_their_bound(seed, rows, kind):
     elif kind == "collinear":
         z[:, 1:] = z[:, :1] * g.standard_normal(11) + 1e-5 * z[:, 1:]
     z = torch.from_numpy(z.astype(np.float32)).double()
-    exact, single = (unpack(made, 12) for made in (gram(z), gram_single(z)))
+    exact = unpack(gram(z), 12)
+    single = unpack(gram_single(z), 12)
     assert single.dtype is torch.float64
     bound = 6.2e-5 * z.abs().mT @ z.abs()
     assert bool(((single - exact).abs() <= bound).all())

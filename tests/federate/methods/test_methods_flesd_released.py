@@ -156,8 +156,7 @@ def test_a_batch_with_one_row_more_than_the_queue_writes_each_slot_once():
 def test_each_view_by_itself_is_a_model_called_twice(how, same):
     data = fitted(METHODS["flesd"], tiny()[0])
     hp = METHODS["fedavg-simclr"].resolve(
-        "paper",
-        small("fedavg-simclr") | set_to("encoder=conv channels=64 proj=8 simclr=one_way"),
+        "paper", small("fedavg-simclr") | set_to("encoder=conv channels=64 proj=8 simclr=one_way")
     )
     ctx = replace(
         server({**hp, "bn_views": how}, data.x, data.image),
