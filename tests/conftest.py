@@ -106,8 +106,8 @@ def own_home(tmp_path, monkeypatch):
     """A home and library caches of the test's own."""
     home = tmp_path / "home"
     monkeypatch.setenv("FEDCACHE_HOME", str(home))
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "huggingface"))
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    monkeypatch.setenv("HF_HOME", f"{tmp_path}/huggingface")
+    monkeypatch.setenv("TORCH_HOME", f"{tmp_path}/torch")
     for name in ("FEDCACHE_OFFLINE", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         monkeypatch.delenv(name, raising=False)
     return home
@@ -122,7 +122,7 @@ def once(own_home, tmp_path_factory, monkeypatch):
     """
 
     def copy(make: Callable[[Path], Path]) -> Path:
-        place = tmp_path_factory.getbasetemp() / "once" / f"{make.__module__}-{make.__qualname__}"
+        place = tmp_path_factory.getbasetemp() / f"once/{make.__module__}-{make.__qualname__}"
         home = place / "home"
         if place not in MADE:
             shutil.rmtree(place, ignore_errors=True)

@@ -2,7 +2,6 @@
 
 import copy
 import inspect
-import pickle
 import re
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import pytest
 from command import python
 from pictures import folder
 from refusal import refused, store_error
+from sent import sent
 
 import fedcache as fc
 from fedcache.calls.keywords import as_keywords
@@ -32,13 +32,12 @@ def test_the_whole_job_in_ten_lines(tmp_path):
     assert run.accuracy["mean"] == right == pytest.approx(17 / 18)
     assert run.traffic["exact"]["up_bytes"] > 0
     assert "mean" in run.fairness
-    assert copy.copy(run.accuracy) == pickle.loads(pickle.dumps(run.accuracy)) == run.accuracy
+    assert copy.copy(run.accuracy) == sent(run.accuracy) == run.accuracy
     grid = fc.grid("fedavg", store, parts, seeds=range(2), lr=[0.1, 0.01], options={"rounds": 2})
     assert len(grid.points) == 4 - 2
     best = max(p.run.accuracy["mean"] for p in grid.points)
     assert grid.best().run.accuracy["mean"] == pytest.approx(best)
-    sites = fc.shard(store, parts)
-    assert len(list(sites.glob("*.zarr"))) == 3
+    assert len(list(fc.shard(store, parts).glob("*.zarr"))) == 3
 
 
 PUBLIC = {
@@ -176,18 +175,17 @@ GUESSES = [
 
 @pytest.mark.parametrize(("call", "hint"), GUESSES)
 def test_a_guess_is_answered_with_the_call_that_works(call, hint):
-    caught = refused(call, hint)
-    assert len(caught.hint.splitlines()) == 1
+    assert len(refused(call, hint).hint.splitlines()) == 1
 
 
-def test_a_store_is_opened_by_the_name_of_its_dataset(own_home):
+def test_a_store_is_opened_by_the_name_of_its_dataset():
     made = fc.Store.from_arrays({"mine": np.eye(12)}, labels=LABELS, name="plain")
     for name in ("plain", made.path.name, made.path.stem):
         assert fc.Store.open(name).path == made.path
     store_error(lambda: fc.Store.open("other"), "other does not exist")
 
 
-def test_the_default_name_of_arrays_is_a_usable_one(own_home):
+def test_the_default_name_of_arrays_is_a_usable_one():
     names = ["timm:resnet50", *(f"hf:someone/model-{i}@main" for i in range(9))]
     made = fc.Store.from_arrays(dict.fromkeys(names, np.eye(12)), labels=LABELS)
     assert made.path.name.startswith("timm_resnet50-hf_someone_model-0_main-")

@@ -53,11 +53,10 @@ def test_frames_hold_what_results_hold(store):
     clients = run.frame("clients")
     assert clients["client"].tolist() == run.result["clients"]
     assert clients["accuracy"].tolist() == run.accuracy.per_client
-    rows = store.frame()
-    assert set(rows["class"]) == {HOSTILE, "b & c", "d"}
+    assert set(store.frame()["class"]) == {HOSTILE, "b & c", "d"}
 
 
-def test_arrays_go_in_and_come_out_and_again_are_the_same_store(own_home, tmp_path):
+def test_arrays_go_in_and_come_out_and_again_are_the_same_store(own_home):
     x, y, split = embeddings()
     other = np.arange(len(x) * 2, dtype=np.float64).reshape(len(x), 2)
     store, again, changed = (
@@ -104,9 +103,8 @@ def test_unreadable_rows_are_in_no_view():
 
 
 def test_a_damaged_chunk_is_refused_when_its_rows_are_read(tmp_path):
-    store = whole(tmp_path / "toy.zarr")
-    rows = store.torch_dataset("a", split=None)
-    chunk = tmp_path / "toy.zarr" / "features" / KEYS[0] / "c" / "1" / "0" / "0"
+    rows = whole(tmp_path / "toy.zarr").torch_dataset("a", split=None)
+    chunk = tmp_path / "toy.zarr/features" / KEYS[0] / "c/1/0/0"
     flip_bit(chunk, 0)
     assert len(rows[0][0]) == 3, "chunk 0 is whole, and only what is asked for is read"
     corruption(lambda: rows[4])

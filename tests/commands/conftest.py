@@ -28,7 +28,7 @@ def forget():
 @pytest.fixture
 def site(tmp_path, monkeypatch):
     """A folder of ``sys.path`` for packages."""
-    monkeypatch.syspath_prepend(str(tmp_path / "site-packages"))
+    monkeypatch.syspath_prepend(f"{tmp_path}/site-packages")
     return tmp_path / "site-packages"
 
 

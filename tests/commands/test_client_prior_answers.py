@@ -10,6 +10,7 @@ import pytest
 import torch
 from command import fedcache, ok
 from failing_command import must_fail
+from files_now import bytes_of
 from homes import made_once
 from made_path import place_of, results, run_of
 from refusal import refused
@@ -89,7 +90,8 @@ def test_the_accuracy_with_the_prior_is_that_of_the_scores_and_the_counts(store,
     # Without the prior they are the accuracies that the run stored.
     each = [c["right"] / c["rows"] for c in found["clients"].values()]
     assert each == stored["accuracy"]["per_client"]
-    before, after = found["accuracy_without_prior"], found["accuracy_with_prior"]
+    before = found["accuracy_without_prior"]
+    after = found["accuracy_with_prior"]
     assert before["pooled"] == pytest.approx(stored["accuracy"]["pooled"])
     assert before["client_mean"] == pytest.approx(np.mean(each))
     assert after["client_mean"] > before["client_mean"]
@@ -106,7 +108,7 @@ def test_the_accuracy_with_the_prior_is_that_of_the_scores_and_the_counts(store,
 @pytest.mark.slow
 def test_every_other_figure_and_the_stored_run_stay_as_they_are(store):
     run = run_of("fed3r")
-    before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
+    before = bytes_of(run)
     plain, none, counts = (
         ok(f"evaluate {run} --store {store} --split test {more}").data["runs"][0]
         for more in ("", "--client-prior none", "--client-prior counts")
@@ -115,12 +117,13 @@ def test_every_other_figure_and_the_stored_run_stay_as_they_are(store):
     assert plain.pop("client_prior") is None
     assert counts.pop("client_prior") is not None
     assert counts == plain
-    assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
+    assert bytes_of(run) == before
 
 
 @pytest.mark.parametrize("kind", ["classes", "counts", "fitted"])
 def test_predictions_and_exports_of_a_client_are_those_that_evaluate_scores(store, tmp_path, kind):
-    run, held = run_of("fed3r"), Store.open(store)
+    run = run_of("fed3r")
+    held = Store.open(store)
     (file,) = run.glob("partition-*.partition")
     client = Partition.load(file).clients[1]
     X, y = (a[client.test] for a in held.Xy(split=None))
@@ -256,7 +259,7 @@ def test_seeds_with_one_partition_are_an_ensemble_and_others_are_refused(store):
     assert ok(prior, 1, run).data["runs"][0]["client_prior"] != one
 
 
-def test_unlabelled_test_rows_give_no_figures_of_a_prior(own_home, tmp_path):
+def test_unlabelled_test_rows_give_no_figures_of_a_prior(tmp_path):
     y = np.tile(np.arange(3), 20)
     test = np.arange(60) % 4 == 0
     rows = {"features": np.eye(3, 8, dtype=np.float32)[y], "split": test.astype(int)}

@@ -13,7 +13,8 @@ from fedcache.config import PartitionConfig
 @pytest.fixture
 def small(monkeypatch):
     """A store whose two arrays stand for the demo's backbones; it is partitioned in two ways as there."""
-    rng, label = np.random.default_rng(0), np.arange(60) % 3
+    rng = np.random.default_rng(0)
+    label = np.arange(60) % 3
     x = rng.normal(size=(60, 4)) + 3 * np.eye(3, 4)[label]
     store = fc.Store.from_arrays(
         {"plain": x, "worded": x}, labels=label, text={"worded": np.eye(3, 4)}, name="small"
@@ -28,14 +29,15 @@ def small(monkeypatch):
 def test_every_number_of_the_demo_is_a_stored_run(small, own_home, monkeypatch):
     pages = []
     monkeypatch.setattr(demo, "write_report", lambda *given, **_: pages.append(given))
-    done = ok("demo --methods 'fedavg, clip-zs' --rounds 2")
-    data = done.data
-    assert (data["store"], data["report"]) == (str(small.path), str(own_home / "demo.html"))
+    data = ok("demo --methods 'fedavg, clip-zs' --rounds 2").data
+    assert data["store"] == str(small.path)
+    assert data["report"] == f"{own_home}/demo.html"
     ((made, out, root),) = pages
     assert [run.result["digest"] for run in made] == [
         d for r in data["methods"] for d in r["digests"].values()
     ]
-    assert (out, root) == (own_home / "demo.html", own_home / "runs")
+    assert out == own_home / "demo.html"
+    assert root == own_home / "runs"
     fedavg, zero_shot = data["methods"]
     assert [(r["name"], r["backbone"]) for r in data["methods"]] == [
         ("fedavg", "plain"),
@@ -46,10 +48,8 @@ def test_every_number_of_the_demo_is_a_stored_run(small, own_home, monkeypatch):
         for label, scheme in (("feature-shift", "iid"), ("dirichlet", "dirichlet")):
             run = runs[row["digests"][label][:16]]
             assert run["partition"].startswith(scheme)
-            assert (run["method"], run["rounds"]) == (
-                row["name"],
-                2 if row["name"] == "fedavg" else 1,
-            )
+            assert run["method"] == row["name"]
+            assert run["rounds"] == (2 if row["name"] == "fedavg" else 1)
     assert fedavg["sends"] > zero_shot["sends"] == 0
 
 

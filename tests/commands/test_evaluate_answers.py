@@ -86,7 +86,8 @@ def test_a_new_dataset_is_computed_as_the_features_of_the_run_were(once, tmp_pat
     run = ok(
         "train --method fed3r --backbones random-projection,glyph-clip --scheme iid --clients 2"
     ).data["path"]
-    new, before = folder(tmp_path / "other", train=2, test=12), recall_last(Home.from_environment())
+    new = folder(tmp_path / "other", train=2, test=12)
+    before = recall_last(Home.from_environment())
     words = f"evaluate {run} --dataset folder:{new} --workers 0"
     first = ok(words).data
     # what train takes by default is not what is evaluated on
@@ -109,7 +110,8 @@ def test_a_new_dataset_is_computed_as_the_features_of_the_run_were(once, tmp_pat
 
 @pytest.mark.slow
 def test_a_file_of_embeddings(store, tmp_path):
-    held, run = Store.open(store), run_of("fed3r")
+    held = Store.open(store)
+    run = run_of("fed3r")
     columns = {
         f"features/{a.recipe['backbone']}": held.reader(key).rows(np.arange(held.rows))[:, 0]
         for key, a in held.arrays.items()
@@ -154,7 +156,8 @@ def counted(*words):
 @pytest.mark.slow
 def test_rows_that_a_model_was_trained_on_are_told_wherever_model_and_rows_lie(store, tmp_path):
     run = run_of("fed3r")
-    file, copied = run / "models" / "seed-0.safetensors", tmp_path / "mine.safetensors"
+    file = run / "models/seed-0.safetensors"
+    copied = tmp_path / "mine.safetensors"
     shutil.copy(file, copied)
     moved = Path(shutil.copytree(store, tmp_path / "moved.zarr"))
     for model in (run, file, copied):
@@ -162,12 +165,10 @@ def test_rows_that_a_model_was_trained_on_are_told_wherever_model_and_rows_lie(s
             assert counted(model, "--store", rows) == ["48 of 72"]
             assert counted(model, "--store", rows, "--split", "test") == []
     # Copies of training images of the run in the test split of another dataset, beside others.
-    other, again = (
-        folder(tmp_path / "other", train=1, test=5),
-        folder(tmp_path / "again", train=8, test=0),
-    )
-    for path in (again / "train" / "zebra").iterdir():
-        shutil.copy(path, other / "test" / "zebra" / f"seen-{path.name}")
+    other = folder(tmp_path / "other", train=1, test=5)
+    again = folder(tmp_path / "again", train=8, test=0)
+    for path in (again / "train/zebra").iterdir():
+        shutil.copy(path, other / f"test/zebra/seen-{path.name}")
     assert "8 of 23" in counted(copied, "-d", f"folder:{other}", "--workers", 0, "--split", "test")
     shutil.rmtree(run)
     # nothing says what it was trained on: nothing is claimed
@@ -214,7 +215,8 @@ def test_beside_clients_models_one_for_all_is_measured_as_what_the_client_uses(s
 
 def test_no_file_of_a_store_or_of_a_run_is_written_over(store, tmp_path):
     """Whether it is named or found by its dataset."""
-    run, other = run_of("fed3r"), run_of("fedavg")
+    run = run_of("fed3r")
+    other = run_of("fedavg")
     images = folder(tmp_path / "again", train=8, domains=("ink", "chalk"))
     mine = place_of(f"extract -d folder:{images} -b glyph-clip,random-projection")
     for _ in range(2):  # its own evaluations are written again

@@ -92,8 +92,7 @@ def test_a_method_that_says_it_adds_up_and_does_not_fails(parts):
 )
 def test_refusals_come_with_a_command_that_works(parts, words, said):
     run = trained(f"{words} --partition sites")
-    hint = must_fail(said, f"forget {run} --client ink")["hint"]
-    ok(hint.partition("fedcache ")[2])
+    ok(must_fail(said, f"forget {run} --client ink")["hint"].partition("fedcache ")[2])
 
 
 def test_a_client_is_forgotten_once_and_never_the_last_one(parts):

@@ -55,7 +55,7 @@ def test_a_folder_is_extracted_by_its_path(tmp_path):
 def test_runs_are_compared_by_the_names_of_their_methods(tmp_path):
     store = ingested(tmp_path)
     for method in ("fedncm", "fed3r"):
-        ok(f"train {method} --scheme iid --clients 2 --store", store)
+        ok(f"train {method} --scheme iid --clients 2 --store {store}")
     by_name = ok("compare fedncm fed3r").data
     assert by_name == ok("compare method:fedncm method:fed3r").data
     error = fedcache("compare fedavg --json").envelope["error"]
@@ -65,5 +65,6 @@ def test_runs_are_compared_by_the_names_of_their_methods(tmp_path):
 @pytest.mark.parametrize("line", ["", "methods", "runs", "-V", "--version"])
 def test_a_guess_that_only_asks_for_help_or_the_version_succeeds(line):
     done = fedcache(line)
-    assert (done.code, done.err) == (0, "")
+    assert done.code == 0
+    assert done.err == ""
     assert done.out

@@ -96,7 +96,8 @@ def test_every_execution_tells_every_round_once_also_of_a_run_that_is_resumed(mi
         eval_every=2,
         set=settings,
     )
-    home, dealt = Home.from_environment(), PartitionConfig("iid", 3)
+    home = Home.from_environment()
+    dealt = PartitionConfig("iid", 3)
     sweeps = {"lr": ("0.1", "0.02")}
 
     def rounds_of(name, stop=None):
@@ -111,7 +112,8 @@ def test_every_execution_tells_every_round_once_also_of_a_run_that_is_resumed(mi
 
     whole = rounds_of("whole")
     rounds_of("parts", StopsAfter(3))
-    rest, again = rounds_of("parts"), rounds_of("parts")
+    rest = rounds_of("parts")
+    again = rounds_of("parts")
 
     def of_a_point(rounds, point):
         return [

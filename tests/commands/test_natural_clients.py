@@ -15,15 +15,19 @@ from fedcache.grids.hold_out import every_value
 from fedcache.store.store import Store, put_groups
 from fedcache.tables.groups import Group
 
-ROWS, WIDTH = 360, 12
-DOMAINS, SITES = ("clay", "ink", "oil"), ("north", "south", "east", "west")
+ROWS = 360
+WIDTH = 12
+DOMAINS = ("clay", "ink", "oil")
+SITES = ("north", "south", "east", "west")
 
 
 def made(place):
     """Three classes in three domains that look a little different; every row is of one of four sites, or of none."""
     rng = np.random.default_rng(3)
-    label, domain = rng.integers(0, 3, ROWS), rng.integers(0, 3, ROWS)
-    middle, shift = rng.normal(size=(3, WIDTH)), 0.4 * rng.normal(size=(3, WIDTH))
+    label = rng.integers(0, 3, ROWS)
+    domain = rng.integers(0, 3, ROWS)
+    middle = rng.normal(size=(3, WIDTH))
+    shift = 0.4 * rng.normal(size=(3, WIDTH))
     x = (middle[label] + shift[domain] + 0.6 * rng.normal(size=(ROWS, WIDTH))).astype("f4")
     words = {"labels": label, "domains": [DOMAINS[d] for d in domain]}
     store = Store.from_arrays({"mine": x}, **words, path=place / "paintings.zarr")
@@ -36,29 +40,30 @@ store = made_once(made)
 
 
 def test_a_partition_by_a_column_is_trained_on(store, tmp_path):
-    done = ok("partition --by site --store", store).data
+    done = ok(f"partition --by site --store {store}").data
     assert [c["name"] for c in done["clients"]] == sorted(SITES)
     saved = ok(f"train --method fed3r --partition {done['name']} --store {store}").data
-    at_once = ok("train --method fed3r --by site --store", store).data
+    at_once = ok(f"train --method fed3r --by site --store {store}").data
     assert at_once["accuracy"] == saved["accuracy"]
     assert at_once["partition"]["digest"] == done["digest"]
     shards = ok(f"shard --partition {done['name']} --out {tmp_path}/sites --store {store}").data[
         "stores"
     ]
     assert all(len(set(Store.open(path).group("site").codes.tolist())) == 1 for path in shards)
-    dealt = ok("partition --by domain --scheme iid --clients 2 --store", store).data["clients"]
+    dealt = ok(f"partition --by domain --scheme iid --clients 2 --store {store}").data["clients"]
     assert [c["name"] for c in dealt] == [f"{d}/client-{i}" for d in DOMAINS for i in (0, 1)]
 
 
 def test_each_cell_of_the_held_out_table_is_a_ridge_on_the_other_domains(store):
-    done = ok("grid --method fed3r,fedncm --preset paper --hold-out each --store", store)
+    done = ok(f"grid --method fed3r,fedncm --preset paper --hold-out each --store {store}")
     rows = {row["method"]: row for row in done.data["held_out"]}
     opened = Store.open(store)
     x, label = opened.Xy(split=None)
     x = x.astype(np.float64)
     domain = opened.samples.domain
     for code, name in enumerate(DOMAINS):
-        inside, outside = domain != code, domain == code
+        inside = domain != code
+        outside = domain == code
         gram = x[inside].T @ x[inside] + 0.01 * np.eye(WIDTH)  # lam of fed3r
         head = np.linalg.solve(gram, x[inside].T @ np.eye(3)[label[inside]])
         wanted = float(((x[outside] @ head).argmax(1) == label[outside]).mean())
@@ -92,7 +97,7 @@ def test_a_value_with_a_comma_can_be_held_out(tmp_path):
         held = fc.Partition.from_file(Store.open(path).partition_bytes(name))
         assert {client.name for client in held.clients} == set(site) - away
         assert {site[row] for row in held.test.tolist()} == away
-    each = ok("grid --method fedncm --by site --hold-out each --store", path).data
+    each = ok(f"grid --method fedncm --by site --hold-out each --store {path}").data
     assert set(each["held_out"][0]["accuracy"]) == set(site)
     line = f"""grid --method fedncm --by site --sweep 'hold_out="B,c", A' --store {path}"""
     assert list(ok(line).data["held_out"][0]["accuracy"]) == ["B,c", "A"]
@@ -107,7 +112,8 @@ def test_a_value_of_few_rows_is_said_to_weigh_as_much_and_can_be_left_out(tmp_pa
     (row,) = ok(f"{words} --min-rows 20").data["held_out"]
     assert row["rows"] == {"big": 200, "less": 60, "middle": 100}
     (same,) = fc.grid("fedncm", store, by="site", hold_out="each", min_rows=[20]).held_out()
-    assert (same.rows, same.accuracy) == (row["rows"], row["accuracy"])
+    assert same.rows == row["rows"]
+    assert same.accuracy == row["accuracy"]
     assert must_fail("", f"{words} --min-rows 150")["hint"] == "--min-rows 100"
 
 

@@ -5,7 +5,8 @@ from dataclasses import fields
 import pytest
 import typer.main
 from arrays import ingested
-from command import fedcache, ok
+from command import ok
+from failing_command import must_fail
 
 from fedcache import cli
 from fedcache.commands.options import RunOptions, SchemeArguments
@@ -23,14 +24,13 @@ def options_of(command):
 def test_train_and_grid_have_the_same_options_of_a_run():
     kinds = (TrainConfig, PartitionConfig, SchemeArguments, RunOptions)
     names = {option_name(item) for k in kinds for item in fields(k)}
-    train, grid = options_of("train"), options_of("grid")
+    train = options_of("train")
+    grid = options_of("grid")
     assert names <= set(train)
     assert names <= set(grid)
     for name in names - {"--method"}:
-        assert (train[name].help, train[name].show_default) == (
-            grid[name].help,
-            grid[name].show_default,
-        )
+        assert train[name].help == grid[name].help
+        assert train[name].show_default == grid[name].show_default
 
 
 def test_every_key_of_the_file_is_an_option_of_the_command_of_its_name():
@@ -57,4 +57,4 @@ def test_a_grid_takes_a_device_and_client_stores(tmp_path):
     alone = ok(f"train {common} --set lr=0.1").data
     points = ok(f"grid {common} --sweep lr=0.1,0.02").data["points"]
     assert points[0]["accuracy"]["mean"] == pytest.approx(alone["accuracy"]["mean"], abs=1e-6)
-    assert fedcache(f"grid {common} --sweep clients=2,3").code == 2
+    must_fail("", f"grid {common} --sweep clients=2,3")

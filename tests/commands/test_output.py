@@ -66,7 +66,9 @@ def test_an_answer_is_lines_or_an_envelope(capsys, code, status):
     assert capsys.readouterr().out == "one\\x07\ntwo\nthree\n"
     show("ls", True, result, ["w"])
     told = json.loads(capsys.readouterr().out)
-    assert (told["status"], told["data"], told["warnings"]) == (status, {"a": 1}, ["w"])
+    assert told["status"] == status
+    assert told["data"] == {"a": 1}
+    assert told["warnings"] == ["w"]
 
 
 def test_a_failure_is_on_stderr_and_with_json_on_stdout_too(capsys):

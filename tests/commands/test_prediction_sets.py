@@ -125,7 +125,7 @@ def test_validation_rows_that_all_clients_share_are_those_of_one_client(store):
     assert others == [first, first], "they share the test rows too"
 
 
-def test_a_score_that_equals_the_threshold_is_in_the_set(own_home, tmp_path):
+def test_a_score_that_equals_the_threshold_is_in_the_set(tmp_path):
     """All rows of a class are equal, and the threshold is the highest score."""
     y = np.tile(np.arange(3), 200)
     path = ingested(tmp_path, np.eye(3, 8)[y], y, (np.arange(600) % 4 == 0).astype(int))
@@ -134,7 +134,7 @@ def test_a_score_that_equals_the_threshold_is_in_the_set(own_home, tmp_path):
     assert found.total.rows == found.total.covered == found.total.single
 
 
-def test_validation_rows_without_labels_are_none(own_home, tmp_path):
+def test_validation_rows_without_labels_are_none(tmp_path):
     split = np.arange(60) % 3
     y = np.where(split == 2, -1, np.arange(60) % 4)
     x = np.random.default_rng(0).normal(size=(60, 8))
@@ -168,8 +168,7 @@ def test_the_page_and_the_terminal_have_the_same_sentences(store, tmp_path):
     ],
 )
 def test_what_has_no_prediction_sets_is_refused_by_name(store, method, more, said):
-    words = f"evaluate {run_of(method)} --store {store} --coverage 0.8 {more}"
-    must_fail(said, words)
+    must_fail(said, f"evaluate {run_of(method)} --store {store} --coverage 0.8 {more}")
 
 
 def test_the_hint_for_a_run_without_validation_rows_trains_one_with_them(store):
@@ -177,9 +176,8 @@ def test_the_hint_for_a_run_without_validation_rows_trains_one_with_them(store):
     error = must_fail("needs labelled validation rows", words, run_of("fedncm"), code=Exit.STORE)
     hint = shlex.split(error["hint"].partition("  fedcache ")[2])
     run = place_of(*hint, "--scheme", "iid")
-    found = ok(words, run).data["runs"][0]["prediction_sets"]
-    assert found["calibration_rows"] > 0
-    must_fail("No client has a test row", f"{words} --split train", run, code=Exit.STORE)
+    assert ok(words, run).data["runs"][0]["prediction_sets"]["calibration_rows"] > 0
+    must_fail("No client has a test row", f"{words} --split train {run}", code=Exit.STORE)
     (run / "partition-0.partition").unlink()
     must_fail("partition of the run", words, run, code=Exit.STORE)
 

@@ -48,7 +48,9 @@ def test_a_recipe_that_one_backbone_refuses_is_found_before_a_store_is_made(imag
 
 def test_the_version_is_all_that_version_prints():
     done = fedcache("--version")
-    assert (done.code, done.out, done.err) == (0, f"{fc.__version__}\n", "")
+    assert done.code == 0
+    assert done.out == f"{fc.__version__}\n"
+    assert done.err == ""
 
 
 def test_two_names_of_one_key_that_differ_are_refused(tmp_path):
@@ -88,7 +90,8 @@ def piped(home, after, *words):
 )
 def test_a_closed_pipe_ends_quietly(own_home, words, after):
     code, out, err = piped(own_home, after, *words)
-    assert (code, err) == (0, "")
+    assert code == 0
+    assert err == ""
     assert len(out.splitlines()) == ("head" in after)
 
 
@@ -166,7 +169,8 @@ def test_a_saved_partition_is_looked_for_before_anything_is_extracted(images, ow
 
 
 def test_rows_that_could_not_be_read_are_an_error_where_there_is_no_other():
-    lost, read = Prediction("a.png", (), (), "torn"), Prediction("b.png", ("cat",), (0.5,))
+    lost = Prediction("a.png", (), (), "torn")
+    read = Prediction("b.png", ("cat",), (0.5,))
     for rows in ([lost], [lost, replace(lost, name="c.png")]):
         corruption(lambda rows=rows: answer_of(rows), "a.png")
     found = answer_of([lost, read])

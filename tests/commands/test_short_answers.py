@@ -23,7 +23,7 @@ def test_train_prints_what_the_accuracy_the_cost_the_place_and_the_next_command(
     assert "fedavg" in what
     assert re.search(r"accuracy [\d.]+ % \(95 % interval [\d.]+ to [\d.]+ over", accuracy)
     assert "Each client sends" in cost
-    assert str(own_home / "runs") in place
+    assert f"{own_home}/runs" in place
     assert following.split()[:3] == ["Next:", "fedcache", "predict"]
     assert "default of fedavg's paper" not in done.err
     wordy = fedcache(f"{words} -v --fresh")
@@ -56,7 +56,7 @@ def test_a_grid_trains_the_best_setting_of_every_method_again_and_shows_it(store
     assert "Configurations 1 to" not in shown.err
 
 
-def test_compare_prints_at_most_forty_lines_and_says_what_a_test_cannot_show(own_home, store):
+def test_compare_prints_at_most_forty_lines_and_says_what_a_test_cannot_show(store):
     for clients in (2, 3, 4, 5):
         ok(f"grid fed3r,fedncm --sweep bias=true,false -s iid -m {clients} --store {store}")
     many = fedcache("compare")

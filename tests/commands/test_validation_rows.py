@@ -18,7 +18,8 @@ from fedcache.runs.directory import has_model
 from fedcache.store.store import Store
 from fedcache.ui.index import GridIndex, RunIndex
 
-ROWS, WIDTH = 240, 8
+ROWS = 240
+WIDTH = 8
 QUARTER = "--validation 0.25"
 
 
@@ -32,11 +33,9 @@ store = made_once(made)
 
 def test_a_partition_tells_of_its_validation_rows_and_shards_hold_them(store, tmp_path):
     words = f"partition --scheme iid --clients 4 --store {store}"
-    plain, done, split = (
-        ok(words).data,
-        ok(f"{words} {QUARTER}").data,
-        ok(f"{words} --validation split").data,
-    )
+    plain = ok(words).data
+    done = ok(f"{words} {QUARTER}").data
+    split = ok(f"{words} --validation split").data
     clients = done["clients"]
     assert (
         [c["train"] + c["validation"] for c in clients]
@@ -106,7 +105,8 @@ def test_what_was_chosen_is_trained_again_and_is_the_run_without_validation(stor
     best = max(done["points"], key=lambda p: p["validation"]["mean"])
     assert done["best"]["sweep"] == best["sweep"]
     (again,) = done["retrained"]
-    assert (again["method"], again["sweep"]) == ("fedavg", best["sweep"])
+    assert again["method"] == "fedavg"
+    assert again["sweep"] == best["sweep"]
     assert "validation" not in again
     rate = best["sweep"]["lr"]
     run = ok(f"train --method fedavg --set lr={rate} --rounds 3 -s dirichlet -m 4 {words}").data
@@ -120,7 +120,8 @@ def test_what_was_chosen_is_trained_again_and_is_the_run_without_validation(stor
     )
     assert [point.run.result["digest"] for point in in_python.retrained] == [again["digest"]]
     fresh = ok("train --config", Path(again["path"]) / "config.toml", "--fresh").data
-    assert (fresh["path"], fresh["accuracy"]) == (again["path"], again["accuracy"])
+    assert fresh["path"] == again["path"]
+    assert fresh["accuracy"] == again["accuracy"]
 
 
 @pytest.mark.slow
@@ -137,7 +138,7 @@ def test_of_equal_points_all_commands_take_the_same(store, words):
 
 
 def test_a_saved_partition_gives_its_rows_back_too(store):
-    made = ok("partition -s iid -m 3 --validation split --name mine --store", store).data
+    made = ok(f"partition -s iid -m 3 --validation split --name mine --store {store}").data
     words = f"--method fed3r --sweep lam=0.1,100 --store {store}"
     done = ok(f"grid {words} --partition mine --retrain").data
     assert done["points"][0]["partition"]["digest"] == made["digest"]
@@ -177,4 +178,5 @@ def test_one_score_chooses_in_a_grid_in_compare_and_in_a_report(tmp_path, own_ho
     index = RunIndex(own_home / "runs")
     index.look()
     (line,) = GridIndex(own_home / "grids", index).lines()
-    assert (line["best"]["method"], line["best"]["choice"]) == (best, held[best])
+    assert line["best"]["method"] == best
+    assert line["best"]["choice"] == held[best]

@@ -17,7 +17,7 @@ def deployed(case):
     declared = {h.name for h in method.hparams}
     data, clients = tiny(views=4)
     out = go_tiny(
-        case[0], {**case[1], **{k: v for k, v in NARROW.items() if k in declared}}, data, clients
+        case[0], case[1] | {k: v for k, v in NARROW.items() if k in declared}, data, clients
     )
     number = (
         None
@@ -42,7 +42,8 @@ ON_FEATURES = [c for c in tried(cases() + VARIANTS) if "pixels" not in METHODS[c
 def test_a_change_of_features_that_leaves_the_embedding_leaves_the_scores(case):
     model, data = deployed(case)
     x = data.x[:4, 0, : model.ctx.env.width].double()
-    before, after = slopes(model.embed, x), slopes(model.scores, x)
+    before = slopes(model.embed, x)
+    after = slopes(model.scores, x)
     for e, s in zip(before, after, strict=True):
         found = torch.linalg.lstsq(e.mT, s.mT, driver="gelsd").solution
         assert torch.allclose(e.mT @ found, s.mT, atol=1e-5 * float(s.abs().max().clamp(min=1.0)))

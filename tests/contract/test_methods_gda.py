@@ -59,7 +59,8 @@ def test_fewer_rows_than_features_are_enough():
     few = [
         Rows("few", np.concatenate([POOL[Y[:, c] == 1][:2] for c in range(6)])[:10], TEST)
     ]  # 10 rows, 11 features
-    x, y = DATA.x[few[0].train, 0].numpy(), DATA.y[few[0].train].numpy()
+    x = DATA.x[few[0].train, 0].numpy()
+    y = DATA.y[few[0].train].numpy()
     data = replace(DATA, classes=5, text=DATA.text[:5], y=DATA.y.clamp(max=4))
     W, b = released(x, y, 5)
     out = go_all("gda", "alpha=2.0 scale=7.0", data, few)

@@ -22,7 +22,8 @@ def scores(out):
 
 def released(x, y, head, shrink=0.05, pooled=False):
     """Scores of all rows of the federation by the released formulas, from the pooled rows x, y."""
-    C, D = int(y.max()) + 1, x.shape[1]
+    C = int(y.max()) + 1
+    D = x.shape[1]
     mu = np.stack([x[y == c].mean(0) for c in range(C)])
     log_prior = np.log(np.bincount(y) / len(y))
     pool = (x.T @ x - sum((y == c).sum() * np.outer(mu[c], mu[c]) for c in range(C))) / (len(y) - C)
@@ -32,7 +33,8 @@ def released(x, y, head, shrink=0.05, pooled=False):
 
     made = np.empty((len(POINTS), C))
     for c in range(C):
-        mine, apart = x[y == c], POINTS - mu[c]
+        mine = x[y == c]
+        apart = POINTS - mu[c]
         if head == "nb":
             var = np.diag(pool) if pooled else (mine**2).mean(0) - mu[c] ** 2
             S = np.diag(np.maximum(var, 1e-6))
@@ -77,8 +79,7 @@ def test_scores_are_the_released_ones_for_every_partition(settings, group):
 
 def test_naive_bayes_is_scikit_learns():
     out = go_all("gh-ofl", "head=nb", DATA, CLIENTS)
-    known = GaussianNB(var_smoothing=0.0).fit(X, LABEL)
-    wanted = known.predict_log_proba(POINTS)
+    wanted = GaussianNB(var_smoothing=0.0).fit(X, LABEL).predict_log_proba(POINTS)
     found = torch.from_numpy(scores(out)).log_softmax(-1).numpy()
     assert np.abs(found - wanted).max() < 1e-8 * np.abs(wanted).max()
 
@@ -86,8 +87,7 @@ def test_naive_bayes_is_scikit_learns():
 def test_a_class_of_one_row_has_the_pooled_covariance():
     rows = np.concatenate([POOL[c == LABEL][: 1 if c == 2 else 20] for c in range(6)])
     out = go_all("gh-ofl", "head=qda", DATA, [Rows("all", rows, TEST)])
-    want = released(DATA.x[rows, 0].numpy(), DATA.y[rows].numpy(), "qda")
-    check(out, want)
+    check(out, released(DATA.x[rows, 0].numpy(), DATA.y[rows].numpy(), "qda"))
 
 
 def test_a_pooled_covariance_needs_more_rows_than_classes():
@@ -95,8 +95,7 @@ def test_a_pooled_covariance_needs_more_rows_than_classes():
     # One row of each class.
     clients[0] = replace(clients[0], train=np.unique(data.y.numpy(), return_index=True)[1])
     for settings in HEADS[1:4]:
-        run = partial(go_all, "gh-ofl", settings, data, clients)
-        training_error(run, "3 rows")
+        training_error(partial(go_all, "gh-ofl", settings, data, clients), "3 rows")
 
 
 def test_each_head_sends_what_it_needs():
@@ -111,5 +110,6 @@ def test_each_head_sends_what_it_needs():
         head, variance = name.split("-")
         hp = {"head": head, "variance": variance}
         traffic = go_all("gh-ofl", hp, DATA, CLIENTS).traffic
-        assert (traffic.up.tolist(), traffic.down.tolist()) == ([up] * 9, [down] * 9)
+        assert traffic.up.tolist() == [up] * 9
+        assert traffic.down.tolist() == [down] * 9
         assert paper("gh-ofl", 11, hp, classes=6) == (up - 6, down)

@@ -208,14 +208,13 @@ def test_a_ridge_that_is_larger_than_the_variances_is_warned_of_with_advice_that
     assert set(advice) == {key}
     data = followed(advice, data, clients)
     advice = {name: float(value) for name, value in advice.items()}
-    assert accuracy(name, {**settings, **advice}, data, clients) > usual - 0.05
+    assert accuracy(name, settings | advice, data, clients) > usual - 0.05
 
 
 @pytest.mark.parametrize(("name", "settings", "key"), RIDGES, ids=str)
 def test_a_ridge_that_is_small_beside_the_variances_is_not_warned_of(name, settings, key):
     for mean in (0.0, 1000.0):
-        out = go(name, settings, *moved(mean))
-        assert key not in advice_of(out)
+        assert key not in advice_of(go(name, settings, *moved(mean)))
 
 
 def test_fedcof_keeps_its_accuracy_although_its_predictions_change():

@@ -51,7 +51,7 @@ def test_a_class_has_its_own_name_from_the_file_to_the_prediction(kind, tmp_path
     split = np.where(np.arange(rows) // 11 % 4 == 3, "test", "train")
     file = tmp_path / "own.npz"
     np.savez(file, **{"features/mine": x.astype(np.float32), "split": split, **given})
-    path = ok("ingest --name own", file).data["path"]
+    path = ok(f"ingest --name own {file}").data["path"]
     samples = fc.Store.open(path).samples
     assert [samples.classes[code] for code in samples.label] == words.tolist()
     run = ok("train --method fed3r --scheme iid --clients 3").data["path"]
@@ -67,7 +67,7 @@ def test_runs_that_list_the_same_seeds_in_different_orders_are_paired_by_seed(tm
     split = np.where(np.arange(300) % 3 == 0, "test", "train")
     file = tmp_path / "own.npz"
     np.savez(file, **{"features/mine": x.astype(np.float32), "labels": LISTED[y], "split": split})
-    ok("ingest --name own", file)
+    ok(f"ingest --name own {file}")
     by_seed = []
     for method, seeds in (("fedavg", "11,1,3,2"), ("solo", "2,3,11,1")):
         words = (
@@ -82,7 +82,6 @@ def test_runs_that_list_the_same_seeds_in_different_orders_are_paired_by_seed(tm
             dict(zip(result["seeds"], result["accuracy"]["client_mean_per_seed"], strict=True))
         )
     first, second = ([values[seed] for seed in (1, 2, 3, 11)] for values in by_seed)
-    compared = ok("compare --against fedavg").data["comparisons"][0]
-    (pair,) = compared["pairs"]
+    (pair,) = ok("compare --against fedavg").data["comparisons"][0]["pairs"]
     assert pair["difference"] == pytest.approx(np.mean(second) - np.mean(first))
     assert pair["p"] == pytest.approx(stats.ttest_rel(second, first).pvalue)

@@ -117,8 +117,7 @@ def test_geometry_by_hand():
     # anticlockwise, as torchvision's
     assert np.array_equal(done(square, "rotate=90", 1.0), np.rot90(x))
     assert np.array_equal(done(square, "rotate=90", 0.0), np.rot90(x, -1))
-    white = Image.new("RGB", (41, 41), (255, 255, 255))
-    turned = done(white, "rotate=45", 1.0)
+    turned = done(Image.new("RGB", (41, 41), (255, 255, 255)), "rotate=45", 1.0)
     assert turned[0, 0].tolist() == turned[-1, 0].tolist() == [0, 0, 0]  # black corners
     assert turned[20, 20].tolist() == turned[0, 20].tolist() == [255, 255, 255]
     assert set(np.unique(turned)) == {0, 255}  # nearest neighbour: nothing between

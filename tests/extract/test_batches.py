@@ -55,7 +55,8 @@ def data():
 
 
 def test_each_row_is_decoded_once_for_recipes_with_the_same_input():
-    one, two = job(size=8).recipe, job(size=8, mean=(0.5, 0.5, 0.5)).recipe
+    one = job(size=8).recipe
+    two = job(size=8, mean=(0.5, 0.5, 0.5)).recipe
     other = job(size=4, views=3).recipe
     assert input_key(one) == input_key(two) != input_key(other)
     inputs, bad, _ = decode_batch(Pictures(), range(1, 4), UID[1:4], [one, two, other], True)
@@ -85,7 +86,8 @@ def test_a_batch_is_the_projection_of_its_pixels_and_bad_rows_are_nan():
     kinds = {key: (x.shape, x.dtype) for key, x in made.features.items()}
     assert kinds == {"a": ((4, 2, 4), np.float32), "p": ((4, 1, 8, 8, 3), np.uint8)}
     assert np.isnan(made.features["a"]).all((1, 2)).tolist() == [False, False, True, False]
-    assert (made.bad, made.decoded) == ({2: "torn"}, 4)
+    assert made.bad == {2: "torn"}
+    assert made.decoded == 4
     assert made.forward_seconds.keys() == runner.warm().keys() == {"a", "p"}
     # the last batch is filled up with its last row, so that two rows are as of a batch of four
     last = runner.compute(2, ["a"])

@@ -79,8 +79,7 @@ def trace(monkeypatch):
 @pytest.fixture
 def stages(trace):
     jobs = [job(size=8, views=2)]
-    runner = BatchRunner(jobs, data().source, data().uid, 10, SETTINGS)
-    made = CudaStages(runner)
+    made = CudaStages(BatchRunner(jobs, data().source, data().uid, 10, SETTINGS))
     yield made
     made.close()
 
@@ -90,8 +89,7 @@ def test_each_stage_waits_for_the_one_before(stages, trace):
     loaded = stages.load(images)
     given = images.copy()
     images[:] = 0  # the slot is overwritten
-    started = stages.run("a", loaded)
-    features, seconds = stages.fetch(started)
+    features, seconds = stages.fetch(stages.run("a", loaded))
     encoder = stages.runner.encoders["a"]
     expected = [encoder.image(torch.from_numpy(given[:, view])).numpy() for view in range(2)]
     assert np.array_equal(features, np.stack(expected, axis=1))
@@ -117,8 +115,7 @@ def test_a_model_that_cannot_be_recorded_runs_without_and_a_note_says_so(stages,
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", refuse)
-    rates = stages.warm()
-    assert rates.keys() == {"a"}
+    assert stages.warm().keys() == {"a"}
     assert stages.notes == [
         "random-projection:4@8 runs without CUDA graphs: operation not permitted when stream is capturing"
     ]

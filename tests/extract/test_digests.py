@@ -104,11 +104,11 @@ def test_another_dataset_is_not_taken_for_the_one_last_extracted(images, own_hom
         last.write_bytes(bad)
         for words in ("extract --backbones pixels", "train --method fed3r", "inspect"):
             must_fail(str(last), words, code=5)
-        assert fedcache("methods info fed3r").code == 0
+        ok("methods info fed3r")
     last.unlink()
     # it extracted digits and trained on them
     assert fedcache("train --method fed3r").code == 4
-    assert fedcache("extract --backbones pixels").code == 2
+    must_fail("", "extract --backbones pixels")
     assert (
         ok(*images, "--backbones", "random-projection").data["path"]
         == json.loads(raw)["content"]["store"]
@@ -120,7 +120,7 @@ def test_an_older_note_of_the_last_store_is_told(images, own_home):
     """A whole older file has a seal of its own; but its dataset was extracted again since."""
     ok(*images, "--backbones", "random-projection")
     old = (own_home / "last.json").read_bytes()
-    place = Path(images[2].removeprefix("folder:")) / "train" / "ant"
+    place = Path(images[2].removeprefix("folder:")) / "train/ant"
     shutil.copy(place / "000.png", place / "more.png")
     grown = place_of(*images, "--backbones", "random-projection")
     train = "train --method fed3r --scheme iid --clients 2"
@@ -131,11 +131,13 @@ def test_an_older_note_of_the_last_store_is_told(images, own_home):
 
 
 def test_what_the_package_says_is_read_once_until_a_file_of_it_changes(tmp_path, monkeypatch):
-    home, package = tmp_path / "home", tmp_path / "package"
+    home = tmp_path / "home"
+    package = tmp_path / "package"
     monkeypatch.setenv("FEDCACHE_HOME", str(home))
     monkeypatch.setattr(digests, "ROOT", package)
     package.mkdir()
-    source, read = package / "ridge.py", []
+    source = package / "ridge.py"
+    read = []
     source.write_text("x = 1")
 
     def words():
@@ -150,7 +152,9 @@ def test_what_the_package_says_is_read_once_until_a_file_of_it_changes(tmp_path,
     assert [asked(), asked()] == [(["x = 1"], 1)] * 2, "a home that is not there remembers nothing"
     assert not home.exists()
     home.mkdir()
-    assert [asked(), asked()] == [(["x = 1"], 1), (["x = 1"], 0)]
+    assert asked() == (["x = 1"], 1)
+    assert asked() == (["x = 1"], 0)
     source.write_text("x = 2")
-    assert [asked(), asked()] == [(["x = 2"], 1), (["x = 2"], 0)]
+    assert asked() == (["x = 2"], 1)
+    assert asked() == (["x = 2"], 0)
     package_state.cache_clear()

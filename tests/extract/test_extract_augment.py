@@ -76,6 +76,5 @@ def test_digits_are_not_flipped_and_that_is_said():
     words = f"--limit 8 {WORDS} --workers 0 --views 2 --augment flip=1"
     done = ok(f"extract --dataset digits {words}")
     assert "Views are not flipped" in done.err
-    store = Store.open(done.data["path"])
-    x = store.reader(done.data["arrays"][0]["key"]).all()
+    x = Store.open(done.data["path"]).reader(done.data["arrays"][0]["key"]).all()
     assert np.array_equal(x[:, 0], x[:, 1])

@@ -25,7 +25,7 @@ from fedcache.store.verify import verify
 
 
 def store_of(done):
-    assert done.code in (0, 3), done.err + done.out
+    assert done.code in (0, 3)
     return Store.open(done.data["path"])
 
 
@@ -53,7 +53,7 @@ def by_uid(store):
 def fresh(images, tmp_path):
     """The rows of a store of the same images in a home that knows no other, and without one beside it."""
     before = os.environ["FEDCACHE_HOME"]
-    os.environ["FEDCACHE_HOME"] = str(tmp_path / "other")
+    os.environ["FEDCACHE_HOME"] = f"{tmp_path}/other"
     shutil.rmtree(tmp_path / "other", ignore_errors=True)
     try:
         return by_uid(store_of(extract(images)))
@@ -62,7 +62,7 @@ def fresh(images, tmp_path):
 
 
 @pytest.mark.slow
-def test_new_images_are_appended_and_whole_chunks_are_linked(images, tmp_path):
+def test_new_images_are_appended_and_whole_chunks_are_linked(images):
     add(images, "train/ant/extra.png", 1, 1)  # 49 rows: 6 whole chunks and one row
     before = store_of(extract(images))
     add(images, "train/zebra/000a.png", 2)
@@ -100,7 +100,8 @@ def test_an_image_that_comes_back_is_a_new_row(images, tmp_path):
     last = store_of(extract(images))
     # the store with the most of these images, not the first
     assert last.dataset["grown"] == middle.dataset["digest"]
-    assert (last.samples.name.count("train/zebra/005.png"), int(last.samples.ok.sum())) == (2, 50)
+    assert last.samples.name.count("train/zebra/005.png") == 2
+    assert int(last.samples.ok.sum()) == 50
     assert by_uid(last) == fresh(images, tmp_path)
 
 
@@ -113,7 +114,8 @@ def test_unreadable_images_stay_unreadable_and_are_told_from_vanished_ones(image
     done = extract(images)
     assert done.code == 3
     assert [entry["name"] for entry in done.data["bad"]] == ["train/ant/broken.png"]
-    assert (done.data["images"] - done.data["ok"], done.data["vanished"]) == (1, 1)
+    assert done.data["images"] - done.data["ok"] == 1
+    assert done.data["vanished"] == 1
     assert by_uid(store_of(done)) == fresh(images, tmp_path)
     many = extract(images, "--max-bad", 1)
     assert many.code == 3  # what has vanished is not counted as bad
@@ -146,8 +148,9 @@ def test_what_was_computed_otherwise_is_computed_again(images, words):
     extract(images)
     add(images)
     done = extract(images, *words_of(words))
-    assert done.code == 0, done.err
-    assert (done.data["growth"], done.data["decoded"]) == (None, 49)
+    assert done.code == 0
+    assert done.data["growth"] is None
+    assert done.data["decoded"] == 49
     assert list(store_of(done).samples.name) == sorted(store_of(done).samples.name)
 
 
@@ -188,7 +191,7 @@ def test_a_killed_extraction_goes_on_where_it_was(tmp_path):
         f"extract --dataset folder:{images} --backbones random-projection {SMALL} --json"
     )
     first = apart(*words, home=home)
-    assert first.code == 0, first.err
+    assert first.code == 0
     for i in range(120):
         add(images, f"train/ant/new{i:03}.png", 100 + i, 1)
     (images / "train/zebra/001.png").unlink()
@@ -209,8 +212,7 @@ def test_a_killed_extraction_goes_on_where_it_was(tmp_path):
             kills += 1
         process.wait()
     assert kills
-    done = apart(*words, home=home)
-    store = store_of(done)
+    store = store_of(apart(*words, home=home))
     assert verify(store.path).ok
     assert not [p for p in store.path.rglob("*") if p.name.endswith(".partial")]
     assert store.samples.name[:240] == store_of(first).samples.name
@@ -219,7 +221,7 @@ def test_a_killed_extraction_goes_on_where_it_was(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_unfinished_store_goes_on_without_its_parent(images, tmp_path):
+def test_an_unfinished_store_goes_on_without_its_parent(images):
     before = store_of(extract(images))
     add(images)
     (images / "train/ant/002.png").unlink()
@@ -240,7 +242,7 @@ def test_any_changes_give_the_rows_of_a_fresh_extraction(tmp_path, seed):
     place = tmp_path / str(seed)
     shutil.rmtree(place, ignore_errors=True)
     images = folder(place / "shapes", train=8, test=3)
-    os.environ["FEDCACHE_HOME"] = str(place / "home")
+    os.environ["FEDCACHE_HOME"] = f"{place}/home"
     expected = {p.relative_to(images).as_posix() for p in images.rglob("*.png")}
     previous = store_of(extract(images))
     for step in range(2):

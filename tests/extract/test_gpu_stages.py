@@ -89,7 +89,9 @@ def test_a_device_gives_what_one_process_gives(feeder):
         for key in keys:
             assert one.features[key].dtype == two.features[key].dtype
             assert np.array_equal(one.features[key], two.features[key], equal_nan=key != "p")
-        assert (one.bad, one.decoded, one.cut) == (two.bad, two.decoded, two.cut)
+        assert one.bad == two.bad
+        assert one.decoded == two.decoded
+        assert one.cut == two.cut
         assert two.forward_seconds.keys() == set(keys)
     here.close()
 
@@ -112,8 +114,7 @@ def test_copies_run_while_the_device_computes(feeder):
     answers = [there.submit(number % 3, ["a"]) for number in range(last + 1)]
     for answer in answers:
         assert answer.result(PATIENCE).decoded
-    device = there.lines[0].device
-    assert device.most_held <= gpu.HELD
+    assert there.lines[0].device.most_held <= gpu.HELD
 
 
 def test_several_devices_share_the_batches(feeder):
@@ -178,7 +179,7 @@ def open_memory():
 @pytest.mark.slow
 def test_a_store_has_the_same_bytes_whichever_way_its_batches_took(tmp_path, monkeypatch):
     images = folder(tmp_path / "shapes", train=30, test=9)
-    (images / "train" / "zebra" / "000.png").write_bytes(b"no image")
+    (images / "train/zebra/000.png").write_bytes(b"no image")
     words = (
         f"extract --dataset folder:{images} --backbones random-projection,pixels --size 16 --views 2 "
         "--batch 8 --chunk-rows 16 --device cpu"

@@ -88,8 +88,8 @@ def test_a_transparent_palette_entry_is_white():
 
 
 def test_an_animation_is_its_first_frame():
-    first, second = flat((255, 0, 0)), flat((0, 0, 255))
-    raw = encoded(first, "GIF", save_all=True, append_images=[second])
+    first = flat((255, 0, 0))
+    raw = encoded(first, "GIF", save_all=True, append_images=[flat((0, 0, 255))])
     assert np.asarray(decode(raw))[0, 0].tolist() == [255, 0, 0]
 
 
@@ -255,7 +255,8 @@ def test_no_warning_leaks_and_the_filters_are_as_before():
 
 def test_overlapping_threads_restore_the_filters_whichever_ends_first():
     before = list(warnings.filters)
-    inside, leave = threading.Event(), threading.Event()
+    inside = threading.Event()
+    leave = threading.Event()
 
     def other():
         with quiet:

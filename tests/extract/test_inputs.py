@@ -56,9 +56,12 @@ class Sums:
 
 def test_bad_texts_are_empty_and_bad_rows_zeros_with_their_reasons():
     found, bad = read_items(Texts(), range(4), "texts")
-    assert (found, bad) == (["row a", "row b", "", "row d"], {2: "the text is empty"})
+    assert found == ["row a", "row b", "", "row d"]
+    assert bad == {2: "the text is empty"}
     rows, bad = read_items(Numbers(), range(2, 6), "rows")
-    assert (rows.shape, rows.dtype, rows[:, 0].tolist()) == ((4, 64), np.float32, [2, 3, 0, 0])
+    assert rows.shape == (4, 64)
+    assert rows.dtype == np.float32
+    assert rows[:, 0].tolist() == [2, 3, 0, 0]
     assert set(bad) == {4, 5}
     assert read_items(Numbers(), [5, 6], "rows")[0].shape == (2, 0)
 
@@ -77,18 +80,24 @@ def test_a_short_batch_is_filled_up_with_its_last_item_and_copies_are_not_counte
     encoder = Sums()
     out, cut = encode_items(encoder, ["a", "bb", "ccc"], 6, [1], 1)
     assert encoder.given == ["a", "bb", "ccc", "ccc", "ccc", "ccc"]
-    assert (out.shape, cut) == ((3, 1, 1), 1)
+    assert out.shape == (3, 1, 1)
+    assert cut == 1
     assert np.array_equal(out[:, 0, 0], [1, np.nan, 3], equal_nan=True)
     out, cut = encode_items(encoder, np.array([[1, 2], [3, 4]]), 3, [], 1)
     assert encoder.given.tolist() == [[1, 2], [3, 4], [3, 4]]
-    assert (out[:, 0, 0].tolist(), cut) == ([3, 7], 1)
+    assert out[:, 0, 0].tolist() == [3, 7]
+    assert cut == 1
     encoder.given = None
     out, cut = encode_items(encoder, ["", ""], 4, [0, 1], 5)
-    assert (encoder.given, out.shape, np.isnan(out).all(), cut) == (None, (2, 1, 5), True, 0)
+    assert encoder.given is None
+    assert out.shape == (2, 1, 5)
+    assert np.isnan(out).all()
+    assert cut == 0
 
 
 def test_what_a_store_holds_is_in_its_recipes():
-    text, image = Recipe("a", "", 12, decoder="utf-8").to_dict(), Recipe("b", "", 12).to_dict()
+    text = Recipe("a", "", 12, decoder="utf-8").to_dict()
+    image = Recipe("b", "", 12).to_dict()
     assert [held_by(r) for r in ([text], [{"backbone": "ingested"}, text], [image], [{}], [])] == [
         "texts",
         "texts",
@@ -126,7 +135,9 @@ def test_processes_that_read_before_a_model_give_what_one_process_gives(
         for batch, one in enumerate(expected):
             two = feeder.finish(batch, ["a"], feeder.submit(batch, ["a"]))
             assert np.array_equal(one.features["a"], two.features["a"], equal_nan=True)
-            assert (one.bad, one.decoded, one.cut) == (two.bad, two.decoded, {"a": 0})
+            assert one.bad == two.bad
+            assert one.decoded == two.decoded
+            assert one.cut == {"a": 0}
     finally:
         feeder.close()
         alone.close()

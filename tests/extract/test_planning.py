@@ -92,7 +92,7 @@ def test_the_bytes_of_an_array_are_those_of_its_numbers():
 def test_a_disk_must_hold_all_features_and_some_to_spare(tmp_path, monkeypatch):
     free = 2 * 10 * 128 * 2 + (64 << 20)
     data = SimpleNamespace(names=range(10))
-    place = tmp_path / "not" / "there"
+    place = tmp_path / "not/there"
 
     def check(free, part=None):
         monkeypatch.setattr(
@@ -166,7 +166,9 @@ def test_a_wrong_value_is_refused_before_weights_are_sought(tmp_path, monkeypatc
 
 def test_missing_weights_are_named_all_at_once_or_skipped(tmp_path, monkeypatch):
     def locate(backbone, *, given, home, memory, offline):
-        assert (given, home, offline) == ({"pixels": Path("/w")}, tmp_path, True)
+        assert given == {"pixels": Path("/w")}
+        assert home == tmp_path
+        assert offline is True
         if backbone.name in ("pixels", "glyph-clip"):
             raise MachineError(f"No {backbone.name}.", f"Get {backbone.name}.")
         return Weights(None, "w", "here")
@@ -255,9 +257,9 @@ def test_a_word_may_mean_an_unfinished_array():
         "glyph-clip-0a1b2c3d", 2, 6, "glyph-clip@32", ExtractConfig(backbones=("glyph-clip",))
     )
     other = replace(ordered, label=None, order=None)
-    assert (ordered.backbone, other.backbone) == ("glyph-clip", "glyph-clip")
-    store = SimpleNamespace(path="s.zarr")
-    assert "2 of 6 chunks" in ordered.state(store)
+    assert ordered.backbone == "glyph-clip"
+    assert other.backbone == "glyph-clip"
+    assert "2 of 6 chunks" in ordered.state(SimpleNamespace(path="s.zarr"))
     # Whether it is meant where the home ordered it as glyph-clip@32, and where it did not.
     for word, known, unknown in (
         ("glyph-clip-0a1b2c3d", True, True),
@@ -266,7 +268,8 @@ def test_a_word_may_mean_an_unfinished_array():
         ("glyph-clip@16", False, True),
         ("pixels@32", False, False),
     ):
-        assert (ordered.means(word), other.means(word)) == (known, unknown)
+        assert ordered.means(word) == known
+        assert other.means(word) == unknown
 
 
 def rows_now():
@@ -302,7 +305,8 @@ def rows_before():
 
 
 def test_rows_of_an_earlier_store_keep_their_places_and_new_ones_follow():
-    data, before = rows_now(), rows_before()
+    data = rows_now()
+    before = rows_before()
     rows = find_earlier_rows(data, before, np.array([False, False, False, False, True]))
     assert rows.tolist() == [2, -1, -1, 0, -1]  # d has other bytes, e is gone, b never comes back
     made = in_earlier_order(data, before, rows)
@@ -314,10 +318,13 @@ def test_rows_of_an_earlier_store_keep_their_places_and_new_ones_follow():
     assert made.uid[:, 0].tolist() == [3, 4, 5, 1, 2, 2, 9]
     assert made.ok.tolist() == [1, 0, 0, 1, 0, 1, 1]
     assert list(made.vanished) == [1, 2, 4]
-    assert (made.new, made.known, made.content) == (2, 5, data.digest)
+    assert made.new == 2
+    assert made.known == 5
+    assert made.content == data.digest
     assert [made.source.read(row) for row in (0, 3, 5, 6)] == [2, 0, 1, 3]
     grown = in_earlier_order(data, before, rows, known=3)
-    assert (grown.new, grown.known) == (4, 3)
+    assert grown.new == 4
+    assert grown.known == 3
     assert grown.digest == made.digest != data.digest
 
 
@@ -325,7 +332,8 @@ def test_text_features_are_carried_over_with_the_numbers_of_their_own_weights(tm
     parent, store, other = (
         create(tmp_path / f"{name}.zarr") for name in ("before", "now", "other")
     )
-    one, two = np.eye(3, 4, dtype=np.float32), np.eye(3, 4, 1, dtype=np.float32)
+    one = np.eye(3, 4, dtype=np.float32)
+    two = np.eye(3, 4, 1, dtype=np.float32)
     for weights, matrix in (("v", one), ("w", two)):
         parent.put_text(
             "a", ["a {}"], matrix, {"backbone": "a", "weights": weights, "classes": ["x", "y", "z"]}
@@ -389,7 +397,9 @@ def test_a_recipe_of_a_newer_release_is_refused():
 
 
 def test_weights_that_a_library_publishes_are_fetched_before_they_are_needed(tmp_path, monkeypatch):
-    here, pulled, said = planned("pixels"), [], []
+    here = planned("pixels")
+    pulled = []
+    said = []
     observer = SimpleNamespace(note=said.append)
     assert pull_if_needed(here, ExtractConfig(), Home(tmp_path), observer) is here
     missing = replace(here, weights=Weights(None, "", "timm", download="timm/model.bin, 5 MB"))

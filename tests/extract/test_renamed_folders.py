@@ -68,9 +68,10 @@ def features(path):
 
 
 def test_images_and_a_class_that_change_names_keep_their_features(images, tmp_path):
-    first = ok(f"extract --dataset folder:{images} {WORDS}").data
-    was = features(first["path"])
-    a, b, away = images / "cat" / "1.png", images / "dog" / "2.png", tmp_path / "away"
+    was = features(ok(f"extract --dataset folder:{images} {WORDS}").data["path"])
+    a = images / "cat/1.png"
+    b = images / "dog/2.png"
+    away = tmp_path / "away"
     for source, target in ((a, away), (b, a), (away, b), (images / "cat", images / "zebra")):
         source.rename(target)
     again = ok(f"extract --dataset folder:{images} {WORDS}").data

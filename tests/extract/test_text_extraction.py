@@ -54,7 +54,8 @@ def test_methods_train_on_texts_and_their_models_read_texts(bag, tmp_path):
     write(tmp_path / "a.csv", sentences(60))
     ok(f"extract --dataset texts:a.csv --backbones {bag}")
     run = ok("train --method fed3r --preset paper --by shop").data
-    assert (run["accuracy"]["mean"], run["dataset"]["holds"]) == (1.0, "texts")
+    assert run["accuracy"]["mean"] == 1.0
+    assert run["dataset"]["holds"] == "texts"
     (tmp_path / "new.csv").write_text('id,text\nq,"bread soup"\np,"wind, snow"\nr,\n')
     found = fedcache(f"predict {run['path']} new.csv --json")
     assert found.code == Exit.QUARANTINED
@@ -65,10 +66,10 @@ def test_methods_train_on_texts_and_their_models_read_texts(bag, tmp_path):
     assert model.predict(["rain and sun", "fish"]) == ["weather", "food"]
     assert model.predict("fish soup") == ["food"]
     refused(lambda: model.predict(["salt", 3]), "is not text")  # type: ignore[list-item]
-    assert fedcache("train --method promptfl --dataset texts:a.csv").code == Exit.USAGE
+    must_fail("", "train --method promptfl --dataset texts:a.csv")
 
 
-def test_a_model_of_rows_predicts_from_a_store(bag, tmp_path):
+def test_a_model_of_rows_predicts_from_a_store(bag):
     draw = np.random.default_rng(0)
     tone = np.arange(60) % 2
     waves = np.sin(np.arange(64) * (0.4 + 0.6 * tone[:, None])) + 0.1 * draw.normal(size=(60, 64))

@@ -229,7 +229,8 @@ def test_a_second_signal_after_the_work_ends_the_process_without_another_word():
     run = subprocess.run(
         [sys.executable, "-c", ENDING], capture_output=True, timeout=200, check=False
     )
-    assert (run.returncode, run.stderr) == (INTERRUPTED, b"")
+    assert run.returncode == INTERRUPTED
+    assert run.stderr == b""
 
 
 def test_a_worker_leaves_signals_to_its_parent_and_takes_what_it_is_sent(monkeypatch):
@@ -270,14 +271,16 @@ def test_a_worker_ends_with_its_parent(monkeypatch):
 
 
 def test_a_process_that_ends_at_once_ends_its_workers(monkeypatch):
-    killed, ended = [], []
+    killed = []
+    ended = []
     child = SimpleNamespace(kill=lambda: killed.append(1))
     monkeypatch.setattr("multiprocessing.active_children", lambda: [child, child])
     monkeypatch.setattr(process.os, "_exit", ended.append)
     monkeypatch.setattr(process.os, "kill", lambda *given: killed.append(given))
     monkeypatch.setattr(forkserver._forkserver, "_forkserver_pid", 7)
     process.end_at_once()
-    assert (killed, ended) == ([1, 1, (7, signal.SIGKILL)], [130])
+    assert killed == [1, 1, (7, signal.SIGKILL)]
+    assert ended == [130]
 
 
 def test_memory_is_kept_only_where_the_c_library_can(monkeypatch):

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 from arrays import ingested
-from command import fedcache, ok
+from command import ok
+from failing_command import must_fail
 from refusal import corruption
 
 from fedcache.grids.record import FOLDER, read_record
@@ -52,7 +53,7 @@ def test_a_grid_that_ends_early_says_so_and_one_that_cannot_write_its_record_goe
     (own_home / FOLDER).write_text("a file where the folder would be")
     assert ok(f"grid fed3r {IID} --sweep lam=1,2").data["reused"] == 0
     (own_home / FOLDER).unlink()
-    assert fedcache(f"grid fedavg {IID} --sweep lr=0.1,0.2 --domain nowhere").code == 2
+    must_fail("", f"grid fedavg {IID} --sweep lr=0.1,0.2 --domain nowhere")
     (path,) = (own_home / FOLDER).iterdir()
     found = read_record(path)
     assert "nowhere" in found["error"]
@@ -88,8 +89,7 @@ def test_the_page_of_grids_names_a_damaged_record_and_how_to_remove_it(tmp_path)
     (tmp_path / FOLDER).mkdir()
     path = tmp_path / FOLDER / "a.jsonl"
     path.write_text('{"points": []}\n')
-    index = GridIndex(tmp_path / FOLDER, RunIndex(tmp_path / "runs"))
-    (line,) = index.lines()
+    (line,) = GridIndex(tmp_path / FOLDER, RunIndex(tmp_path / "runs")).lines()
     assert line["state"] == "damaged"
     assert f"rm {path}" in line["problem"]
 

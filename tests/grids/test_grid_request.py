@@ -1,11 +1,11 @@
 """Points of a grid as they are asked for, named and ended, without training any."""
 
-import pickle
 from pathlib import Path
 
 import pytest
 from heard import Heard
 from refusal import corruption
+from sent import sent
 
 from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import Exit, FedcacheError, FederatedRunError, StoreError
@@ -109,10 +109,14 @@ def test_an_error_of_a_point_crosses_the_process_as_it_is(monkeypatch):
     error = FederatedRunError("Failed.", "Lower lr.")
 
     def fails(config, home, **words):
-        assert (config.set["lr"], home, words["extract"]) == ("2", HOME, False)
+        assert config.set["lr"] == "2"
+        assert home == HOME
+        assert words["extract"] is False
         raise error
 
     monkeypatch.setattr(train_grid, "train", fails)
     assert train_grid._train_point(requested(["fedavg"], {"lr": ["1", "2"]}), 1) is error
-    again = pickle.loads(pickle.dumps(error))
-    assert (again.code, again.message, again.hint) == (Exit.FEDERATED, "Failed.", "Lower lr.")
+    again = sent(error)
+    assert again.code == Exit.FEDERATED
+    assert again.message == "Failed."
+    assert again.hint == "Lower lr."

@@ -28,7 +28,7 @@ def test_a_ready_grid_expands(name):
     tried = set()
     for method, sweep in points:
         settings = values_of_place(sweep, "set")
-        METHODS[method].resolve(config.preset, {**config.set, **settings})
+        METHODS[method].resolve(config.preset, config.set | settings)
         for backbone in (*sweep.get("backbones", "").split("+"), *config.backbones):
             assert not backbone or lookup(backbone).name
         part = partition_of_point(base, sweep, swept_schemes(points))
@@ -79,8 +79,10 @@ def test_arguments_hold_for_the_swept_schemes_that_have_them():
 
 @pytest.mark.parametrize("name", [n for n in METHODS if METHODS[n].tuned])
 def test_what_preset_tuned_holds_is_a_point_of_the_grid_that_chose_it(name):
-    grid, method = find_preset(f"tuned-{name}"), METHODS[name]
-    tuned, paper = method.resolve("tuned"), method.resolve("paper")
+    grid = find_preset(f"tuned-{name}")
+    method = METHODS[name]
+    tuned = method.resolve("tuned")
+    paper = method.resolve("paper")
     swept = {key.removeprefix("set.") for key in grid.sweep}
     assert grid.methods == (name,)
     assert set(method.tuned) <= swept
@@ -98,8 +100,11 @@ def test_a_ready_grid_runs_and_what_is_said_takes_its_place(tmp_path):
     points = ok(f"{words} {short}").data["points"]
     assert [p["sweep"]["sampling"] for p in points] == ["equal", "balanced"]
     for point in points:
-        assert (point["method"], point["sweep"]["scheme"]) == ("fst-cbdg", "iid")
-        assert (point["seeds"], point["rounds"], point["partition"]["clients"]) == ([0], 1, 2)
+        assert point["method"] == "fst-cbdg"
+        assert point["sweep"]["scheme"] == "iid"
+        assert point["seeds"] == [0]
+        assert point["rounds"] == 1
+        assert point["partition"]["clients"] == 2
         assert point["hyperparameters"]["sampling"] == point["sweep"]["sampling"]
     must_fail("fst-sampling", "grid --ready fst-samplin")
 
@@ -108,7 +113,8 @@ def test_a_configuration_file_is_laid_over_a_ready_grid():
     file = {"train": {"rounds": 3, "set": {"s": 0.5}}, "partition": {"options": {"alpha": 2.0}}}
     made = find_preset("noise-prototypes").merged_with(file)
     assert made["train"]["set"] == {"noise_on": "proto", "s": 0.5}
-    assert (made["train"]["rounds"], made["train"]["participation"]) == (3, "all")
+    assert made["train"]["rounds"] == 3
+    assert made["train"]["participation"] == "all"
     assert made["partition"] == {"scheme": "label-shift", "clients": 5, "options": {"alpha": 2.0}}
 
 

@@ -2,12 +2,12 @@
 
 import pytest
 from arrays import ingested
-from command import fedcache, ok
+from command import ok
+from failing_command import must_fail
 from refusal import refused
 
 import fedcache as fc
 from fedcache.config import TrainConfig
-from fedcache.errors import Exit
 from fedcache.grids.result import without_effect
 from fedcache.grids.unused import points_that_differ, settings_for
 from fedcache.runs.score import score_of
@@ -84,6 +84,6 @@ def test_a_grid_is_ranked_by_the_score_that_is_asked_for(tmp_path):
     # one score for one model and models of clients
     assert ok(words).data["score"] == "client-mean"
     assert ok(f"grid fedavg,fed3r {dealt}").data["score"] == "own"
-    assert fedcache(f"{words} --score median").code == Exit.USAGE
+    must_fail("", f"{words} --score median")
     grid = fc.grid(["fedavg", "solo"], rounds=[1], scheme=["iid"], clients=[3], score="pooled")
     assert grid.scored_by == "pooled"

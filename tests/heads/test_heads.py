@@ -16,11 +16,17 @@ from fedcache.heads.projection import Head, classify, embed
 from fedcache.heads.prototype import class_means, merge, scores
 from fedcache.heads.ridge import SINGLE_ROWS, gram
 
-G, M, B, D, P, C = 2, 3, 4, 5, 6, 7  # all different, so that a wrong axis is an error
+G = 2
+M = 3
+B = 4
+D = 5
+P = 6
+C = 7  # all different, so that a wrong axis is an error
 
 
 def test_cross_entropy_weighs_rows_and_ignores_padding():
-    u, y = normal(M, B, C), torch.arange(M * B).view(M, B) % C
+    u = normal(M, B, C)
+    y = torch.arange(M * B).view(M, B) % C
     w = doubles([[0.25] * 4, [0.5, 0.5, 0, 0], [1, 0, 0, 0]])
     by_torch = [F.cross_entropy(u[i, :k], y[i, :k]) for i, k in enumerate((4, 2, 1))]
     assert torch.allclose(cross_entropy(u, y, w), torch.stack(by_torch))
@@ -41,7 +47,8 @@ def reference_contrast(u, y, candidate, include):
 @pytest.mark.parametrize("seed", range(2))
 def test_proto_contrast_is_equation_8(include, seed):
     g = torch.Generator().manual_seed(seed)
-    u, y = normal(20, C, seed=seed), torch.randint(0, C, (20,), generator=g)
+    u = normal(20, C, seed=seed)
+    y = torch.randint(0, C, (20,), generator=g)
     candidate = torch.rand(20, C, generator=g) < 0.6
     candidate.scatter_(1, y[:, None], True)
     value = proto_contrast(u, y, candidate, include)
@@ -72,7 +79,8 @@ def reference_anchor(sim, y, real):
 def test_anchor_contrast_is_the_released_formula(seed):
     g = torch.Generator().manual_seed(seed)
     L = 12
-    sim, y = normal(M, L, L, seed=seed), torch.randint(0, 4, (M, L), generator=g)
+    sim = normal(M, L, L, seed=seed)
+    y = torch.randint(0, 4, (M, L), generator=g)
     real = torch.rand(M, L, generator=g) < 0.8
     expected = [reference_anchor(sim[i].numpy(), y[i].numpy(), real[i].numpy()) for i in range(M)]
     assert anchor_contrast(sim, y, real).tolist() == pytest.approx(expected)
@@ -99,8 +107,8 @@ def test_a_prototype_weighs_each_example_once():
 @settings(max_examples=30)
 def test_class_means_are_means(labels, padding):
     y = torch.tensor(labels + [0] * padding)
-    z, mask = normal(len(y), 2), doubles([1.0] * len(labels) + [0.0] * padding)
-    mean, count = class_means(z, y, mask, 4)
+    z = normal(len(y), 2)
+    mean, count = class_means(z, y, doubles([1.0] * len(labels) + [0.0] * padding), 4)
     for c in range(4):
         rows = [i for i, k in enumerate(labels) if k == c]
         assert float(count[c]) == len(rows)
@@ -110,7 +118,9 @@ def test_class_means_are_means(labels, padding):
 
 def test_mse_is_the_nearest_prototype_and_all_rules_agree_on_equal_norms():
     # T-L8.
-    z, proto, has = normal(50, P), normal(C, P, seed=1), torch.ones(C, dtype=torch.bool)
+    z = normal(50, P)
+    proto = normal(C, P, seed=1)
+    has = torch.ones(C, dtype=torch.bool)
     nearest = torch.cdist(z, proto).argmin(-1)
     assert torch.equal(scores(z, proto, has, "mse").argmax(-1), nearest)
     even = F.normalize(proto, dim=-1)
@@ -127,7 +137,8 @@ def with_weights(kind, z_norm):
 
 def test_projection_is_what_torch_computes_and_batchnorm_too():
     head, p = with_weights("mlp", z_norm=True)
-    x, w = normal(B, D), even(B)
+    x = normal(B, D)
+    w = even(B)
     norm = torch.nn.BatchNorm1d(P).double()
     hidden = torch.relu(F.linear(x, p["P.W"], p["P.b"]))
     expected = F.normalize(norm(hidden), dim=-1)
@@ -136,7 +147,7 @@ def test_projection_is_what_torch_computes_and_batchnorm_too():
     assert torch.allclose(updates["P.mean"], norm.running_mean)
     assert torch.allclose(updates["P.var"], norm.running_var)
     norm.eval()
-    assert torch.allclose(embed(head, {**p, **updates}, x)[0], F.normalize(norm(hidden), dim=-1))
+    assert torch.allclose(embed(head, p | updates, x)[0], F.normalize(norm(hidden), dim=-1))
     norm.weight.data, norm.bias.data = 0.5 + torch.rand(P, dtype=torch.float64), normal(P)
     trained = {**p, **updates, "P.gain": norm.weight.data, "P.shift": norm.bias.data}
     assert torch.allclose(embed(head, trained, x)[0], F.normalize(norm(hidden), dim=-1))
@@ -151,7 +162,8 @@ def test_batchnorm_ignores_padding():
     x = normal(3, D)
     padded = torch.cat([x, 100 * normal(2, D, seed=3)])
     w = doubles([1 / 3] * 3 + [0.0] * 2)
-    alone, with_padding = embed(head, p, x, w[:3]), embed(head, p, padded, w)
+    alone = embed(head, p, x, w[:3])
+    with_padding = embed(head, p, padded, w)
     assert torch.allclose(alone[0], with_padding[0][:3])
     assert torch.allclose(alone[1]["P.var"], with_padding[1]["P.var"])
 
@@ -174,8 +186,7 @@ def test_a_variance_below_zero_counts_as_zero():
 @settings(max_examples=50)
 def test_synthetic_rows_fill_every_class_to_the_same_size(rows, gamma):
     # T-F3: m_k + n_k == round((1 + gamma) max m), n_k >= 0; gamma = 0 leaves the largest class alone.
-    q = doubles(rows)
-    m = votes(q, torch.ones(len(rows)))
+    m = votes(doubles(rows), torch.ones(len(rows)))
     n = deficits(m, gamma)
     assert int(m.sum()) == len(rows)
     assert (m + n).tolist() == [round((1 + gamma) * int(m.max()))] * 4

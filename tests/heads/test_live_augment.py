@@ -44,7 +44,8 @@ def gap(a, b):
 
 
 def test_a_view_depends_on_its_image_and_draws_alone():
-    x, u = image(9, 3, 8, 6), image(9, DRAWS, seed=1)
+    x = image(9, 3, 8, 6)
+    u = image(9, DRAWS, seed=1)
     whole = augment(x, u, FULL)
     assert whole.shape == x.shape
     assert 0.0 <= float(whole.min()) < float(whole.max()) <= 1.0
@@ -84,7 +85,8 @@ def window(x, u, least, monkeypatch):
 def test_a_resized_crop_is_torchvisions(size, monkeypatch):
     sides = set()
     for seed in range(60):
-        x, u = image(1, 3, *size, seed=seed), drawn()
+        x = image(1, 3, *size, seed=seed)
+        u = drawn()
         u[0, : 2 * TRIES + 2] = image(2 * TRIES + 2, seed=100 + seed)
         # nine tenths of a long image fit seldom: the largest centred window
         least = 0.2 if seed % 3 else 0.9
@@ -123,7 +125,8 @@ def test_colours_are_jittered_as_torchvision_does(order):
     steps = (F.adjust_brightness, F.adjust_contrast, F.adjust_saturation, F.adjust_hue)
     policy = Policy(jitter=0.8, hue=0.2)
     for seed in range(8):
-        x, at = image(1, 3, 6, 5, seed=seed), image(4, seed=50 + seed)
+        x = image(1, 3, 6, 5, seed=seed)
+        at = image(4, seed=50 + seed)
         by = dict(zip(("bright", "contrast", "saturation", "hue"), at.tolist(), strict=True))
         factor = [0.2 + 1.6 * f for f in at[:3].tolist()]
         factor.append(0.2 * (2 * float(at[3]) - 1))
@@ -150,7 +153,8 @@ def test_hue_is_torchvisions():
 
 
 def test_grey_takes_the_colour_of_its_share():
-    x, policy = image(1, 3, 5, 5), Policy(grey=0.2)
+    x = image(1, 3, 5, 5)
+    policy = Policy(grey=0.2)
     weights = doubles([0.299, 0.587, 0.114]).view(3, 1, 1)
     assert (
         gap(augment(x, drawn(grey=0.19), policy), (x * weights).sum(1, keepdim=True).expand_as(x))
@@ -161,7 +165,9 @@ def test_grey_takes_the_colour_of_its_share():
 
 @pytest.mark.parametrize("width", [0.0, 0.3, 1.0])
 def test_blur_is_a_gaussian_of_its_width(width):
-    x, policy, sigma = image(1, 3, 24, 20), Policy(blur=0.5), 0.1 + 1.9 * width
+    x = image(1, 3, 24, 20)
+    policy = Policy(blur=0.5)
+    sigma = 0.1 + 1.9 * width
     view = augment(x, drawn(blur=0.49, width=width), policy)[0]
     wanted = np.stack([gaussian_filter(c, sigma, mode="nearest", radius=6) for c in x[0].numpy()])
     assert gap(view, torch.from_numpy(wanted)) < 1e-9

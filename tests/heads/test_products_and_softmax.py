@@ -19,7 +19,8 @@ def drawn(*shape, dtype=torch.float32):
 
 def test_a_product_is_that_of_torch_in_every_order_of_memory():
     exact = drawn(60, 300, dtype=torch.float64) @ drawn(80, 300, dtype=torch.float64).mT
-    x, w = torch.zeros(60, 900)[:, 200:500], torch.zeros(700, 80)[100:400].mT
+    x = torch.zeros(60, 900)[:, 200:500]
+    w = torch.zeros(700, 80)[100:400].mT
     x[:] = drawn(60, 300, dtype=torch.float64)
     w[:] = drawn(80, 300, dtype=torch.float64)
     gaps = torch.zeros(80, 301)[:, :300]
@@ -35,14 +36,19 @@ def test_a_product_is_that_of_torch_in_every_order_of_memory():
 @pytest.mark.parametrize("lead", [(), (3,)], ids=["one client", "three clients"])
 @pytest.mark.parametrize("rows", [1, 300])
 def test_a_map_and_its_gradients_are_those_of_torch(lead, rows):
-    width, classes = 700, 64  # at 40 rows, 1.8 million multiplications: enough for oneDNN
-    x, W, b = drawn(*lead, rows, width), drawn(*lead, classes, width), drawn(*lead, classes)
+    width = 700
+    classes = 64  # at 40 rows, 1.8 million multiplications: enough for oneDNN
+    x = drawn(*lead, rows, width)
+    W = drawn(*lead, classes, width)
+    b = drawn(*lead, classes)
     made = [t.clone().requires_grad_() for t in (x, W, b)]
     plain = [t.double().requires_grad_() for t in (x, W, b)]
     du = drawn(*lead, rows, classes)
-    u, exact = affine(*made), plain[0] @ plain[1].mT + plain[2].unsqueeze(-2)
+    u = affine(*made)
+    exact = plain[0] @ plain[1].mT + plain[2].unsqueeze(-2)
     torch.testing.assert_close(u.double(), exact, rtol=0, atol=1e-3)
-    got, want = torch.autograd.grad(u, made, du), torch.autograd.grad(exact, plain, du.double())
+    got = torch.autograd.grad(u, made, du)
+    want = torch.autograd.grad(exact, plain, du.double())
     for a, e in zip(got, want, strict=True):
         torch.testing.assert_close(a.double(), e, rtol=0, atol=1e-3)
 
@@ -74,7 +80,8 @@ def test_softmax_is_torchs_for_every_order_of_memory(lead, rows, classes, order)
     u = lies.permute([axes.index(i) for i in range(len(shape))]).requires_grad_()
     assert u.shape == shape
     for ours, torchs in ((softmax, torch.softmax), (log_softmax, torch.log_softmax)):
-        made, want = ours(u), torchs(u, -1)
+        made = ours(u)
+        want = torchs(u, -1)
         torch.testing.assert_close(made, want, rtol=1e-13, atol=1e-13)
         du = drawn(*shape, dtype=torch.float64)
         got, exact = (torch.autograd.grad(f, u, du)[0] for f in (made, want))

@@ -46,7 +46,8 @@ def digits():
     X, y = load_digits(return_X_y=True)
     rng = np.random.default_rng(0)
     order = rng.permutation(len(X))
-    X, y = X[order] / 16, y[order]
+    X = X[order] / 16
+    y = y[order]
     views = X[:, None] + rng.normal(0, 0.1, (len(X), 2, X.shape[1]))
     means = np.stack([X[y == k].mean(0) for k in range(10)])
     text = means - means.mean(0)
@@ -122,7 +123,8 @@ def test_a_second_training_finds_nearly_the_temperature_of_the_test_rows():
     few = [TinyClient(f"client-{i}", part[:100], TEST) for i, part in enumerate(PARTS)]
     spec = TrainingRun(METHODS["fed3r"], digits(), few)
     out = run(spec, METHODS["fed3r"].resolve(settings={"lam": 1e-3}))
-    labels, rows = spec.data.y.numpy(), rows_trained(few)
+    labels = spec.data.y.numpy()
+    rows = rows_trained(few)
     best = consistent_temperature(scores_of(spec, out)[0], labels[TEST])
     seen = consistent_temperature(scores_of(spec, out, rows)[0], labels[rows])
     assert temperature_of(spec, out) == pytest.approx(best, rel=0.3)
@@ -156,7 +158,8 @@ def test_single_rows_with_extreme_scores_do_not_move_the_temperature():
     )
     spec = TrainingRun(METHODS["gh-ofl"], data, dealt(validation=True))
     out = run(spec, METHODS["gh-ofl"].resolve())
-    scores, label = scores_of(spec, out), y[TEST]
+    scores = scores_of(spec, out)
+    label = y[TEST]
     predictor = predictor_of(spec, out)
     assert error_of(predictor, scores, label) < BOUND
     least = replace(predictor, temperature=fit_temperature(scores, label).value)
@@ -175,8 +178,7 @@ def test_the_mean_probability_of_predictions_is_their_accuracy(seed, n, C):
     rng = np.random.default_rng(seed)
     scores = rng.normal(size=(n, C)) * 10 ** rng.uniform(-3, 3)
     label = np.where(rng.random(n) < rng.random(), scores.argmax(-1), rng.integers(0, C, n))
-    found = consistent_temperature(scores, label)
-    mean = softmax(scores / found, -1).max(-1).mean()
+    mean = softmax(scores / consistent_temperature(scores, label), -1).max(-1).mean()
     accuracy = ((scores.argmax(-1) == label).sum() + 1) / (n + 2)
     assert mean == pytest.approx(max(accuracy, 1 / C), rel=1e-3)
 

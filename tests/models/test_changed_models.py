@@ -48,7 +48,8 @@ EACH = {"live encoders": 7, "images": 48}
 def resealed(good, path, change):
     """A copy of a model whose facts and tensors were changed, and that is sealed again, as anybody can."""
     held = read_sealed(good, KIND)
-    facts, tensors = copy.deepcopy(held.content), dict(held.tensors)
+    facts = copy.deepcopy(held.content)
+    tensors = dict(held.tensors)
     change(facts, tensors)
     write_sealed(path, KIND, facts, tensors)
     return path
@@ -112,14 +113,13 @@ def changed_tensors(tensors):
             yield f"{name} of {other.dtype} {tuple(other.shape)}", {**tensors, name: other}
     yield "a tensor more", {**tensors, "clients/x": torch.zeros(1)}
     stack = {"clients/7/own/w": torch.zeros(1, 2), "clients/7/number": torch.tensor([2**40])}
-    yield "a stack more", {**tensors, **stack}
+    yield "a stack more", tensors | stack
 
 
 def scores_of(path, store):
     """Exit code, and the scores of every row of a store by the first client's model or the one for all."""
     try:
-        facts = SavedModel.load(path).facts
-        asked = ModelOptions(client=next(iter(facts.saved), None))
+        asked = ModelOptions(client=next(iter(SavedModel.load(path).facts.saved), None))
         predictor = open_predictor(path, asked, Home.from_environment(), Silent())
         return 0, np.concatenate([scores for _, scores in predictor.over_store(store)], axis=1)
     except FedcacheError as error:
@@ -143,15 +143,18 @@ def is_another_model(what):
 @pytest.mark.parametrize("name", METHODS)
 def test_a_changed_model_answers_what_it_did_or_is_refused(models, tmp_path, name):
     store = shapes_store()
-    good, path = models / f"{name}.safetensors", tmp_path / "m.safetensors"
+    good = models / f"{name}.safetensors"
+    path = tmp_path / "m.safetensors"
     code, wanted = scores_of(good, store)
     assert code == 0, wanted
     held = read_sealed(good, KIND)
-    facts, tensors = held.content, held.tensors
+    facts = held.content
+    tensors = held.tensors
     changes = [(what, made, tensors) for what, made in changed_facts(facts)]
     changes += [(what, facts, made) for what, made in changed_tensors(tensors)]
     changes = changes[:: EACH.get(name, 3)]
-    wrong, refusals = [], 0
+    wrong = []
+    refusals = 0
     for what, content, parts in changes:
         write_sealed(path, KIND, content, parts)
         try:
@@ -229,7 +232,7 @@ def test_a_recipe_that_no_command_makes_is_refused(models, tmp_path, field, valu
         changed = {**facts["recipes"][0], field: value}
         triples = {name: tuple(changed[name]) for name in ("mean", "std")}
         # The key of the array is made of the recipe, so whoever changes the one changes the other.
-        facts |= {"recipes": [changed], "keys": [Recipe(**{**changed, **triples}).key]}
+        facts |= {"recipes": [changed], "keys": [Recipe(**changed | triples).key]}
 
     path = resealed(models / "one model.safetensors", tmp_path / "changed.safetensors", change)
     head = tmp_path / "head.safetensors"
@@ -241,7 +244,8 @@ def test_a_recipe_that_no_command_makes_is_refused(models, tmp_path, field, valu
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_hyperparameters_of_a_model_are_those_that_a_user_may_set(models, tmp_path, name):
-    good, path = models / f"{name}.safetensors", tmp_path / "changed.safetensors"
+    good = models / f"{name}.safetensors"
+    path = tmp_path / "changed.safetensors"
     facts = SavedModel.load(good).facts
     client = next(iter(facts.saved), None)
     for h in find_method(facts.method).hparams:

@@ -75,8 +75,7 @@ def test_counts_are_the_bayes_rule_of_other_class_shares():
 def test_a_planted_concentration_is_recovered(k):
     shares = np.array([0.4, 0.3, 0.15, 0.1, 0.05])
     counts = planted(k, shares, clients=300, rows=80)
-    found = ClientPriors.of("fitted", counts).concentration
-    assert found == pytest.approx(k, rel=0.2)
+    assert ClientPriors.of("fitted", counts).concentration == pytest.approx(k, rel=0.2)
 
 
 def test_the_fit_is_the_maximum_of_scipys_likelihood():

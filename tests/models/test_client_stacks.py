@@ -38,7 +38,8 @@ def same(a, b):
 @given(st.dictionaries(st.integers(0, 10**6), TREES, max_size=8), st.integers(0, 99))
 @examples(60, 600)
 def test_every_client_gets_back_its_own_tensors(clients, seed):
-    rows, trees = ClientTensors(), {}
+    rows = ClientTensors()
+    trees = {}
     for number, shapes in clients.items():
         trees[number] = drawn(shapes, seed + number)
         rows.add(number, trees[number])
@@ -115,7 +116,8 @@ def test_models_of_very_many_clients_are_saved_where_they_are_asked_for(monkeypa
     out = go_tiny("fedpcl", {}, data, clients)
     facts = facts_of(out, data)
     whole = collect(out, facts, data, None)
-    assert (len(whole.model.clients), whole.notes) == (4, ())
+    assert len(whole.model.clients) == 4
+    assert whole.notes == ()
     monkeypatch.setattr(collecting, "MOST_BYTES", 0)
     for word, saved in ((None, 0), ("all", 4), ("client-2", 1)):
         assert len(collect(out, facts, data, None, word).model.clients) == saved

@@ -38,7 +38,8 @@ SCHEMES = {
     "--option tests=4",
     "glyph-clip": "--scheme dirichlet --clients 3 --alpha 1.0 --option test_protocol=matched",
 }
-TOWERS, IMAGES = {"text", "text tower", "image tower"}, {"pixels"}
+TOWERS = {"text", "text tower", "image tower"}
+IMAGES = {"pixels"}
 
 
 def backbones_for(name):
@@ -56,7 +57,8 @@ def kind(case):
     """What a method reads to train and what it deploys; of models of clients' own on features also the backbone."""
     name, backbone = case
     method = METHODS[name]
-    reads, deploys = method.needs & (TOWERS | IMAGES), method.protocol(method.resolve())
+    reads = method.needs & (TOWERS | IMAGES)
+    deploys = method.protocol(method.resolve())
     return (deploys, frozenset(reads), backbone if deploys == "personalised" else "")
 
 

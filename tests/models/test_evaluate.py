@@ -70,7 +70,8 @@ def drawn(seed, n=60, C=4, members=1):
 def test_figures_are_those_of_scikit_learn(seed, n, C):
     scores, label, domain = drawn(seed, n, C)
     m = measured(scores, label, domain)
-    p, guess = softmax(scores[0], -1), scores[0].argmax(-1)
+    p = softmax(scores[0], -1)
+    guess = scores[0].argmax(-1)
     assert m.all.accuracy == (guess == label).mean()
     there = np.unique(label)
     assert m.macro_f1 == pytest.approx(
@@ -127,7 +128,8 @@ def test_a_class_that_is_never_predicted_has_probability_0(absent):
 
 def test_a_temperature_undoes_a_scale():
     scores, label, _ = drawn(3)
-    plain, hot = fit_temperature(scores, label), fit_temperature(scores * 100, label)
+    plain = fit_temperature(scores, label)
+    hot = fit_temperature(scores * 100, label)
     assert hot.value == pytest.approx(100 * plain.value, rel=1e-3)
     assert not hot.at_limit
 
@@ -135,7 +137,8 @@ def test_a_temperature_undoes_a_scale():
 def test_classes_are_matched_by_name_and_what_is_not_scored_is_counted():
     label = np.array([-1] * 10 + [0, 1, 2, 2, -1, 0, 1])
     readable = np.array([1, 1, 1, 1, 1, 0, 1], bool)
-    codes, names = (label, np.zeros(17, np.int64)), (("dog", "cat", "emu"), ("one",))
+    codes = (label, np.zeros(17, np.int64))
+    names = (("dog", "cat", "emu"), ("one",))
     rows = matched("r", np.arange(10, 17), codes, readable, names, ("cat", "cow", "dog"), [])
     assert rows.rows.tolist() == [10, 11, 16]
     assert rows.label.tolist() == [2, 0, 0]
@@ -148,7 +151,9 @@ def test_classes_are_matched_by_name_and_what_is_not_scored_is_counted():
 def test_rows_without_a_score_are_counted_and_not_right():
     scores = np.array([[[1.0, 0.0], [np.nan, np.nan], [0.0, 1.0]]])
     m = measured(scores, np.array([0, 0, 0]))
-    assert (m.all.rows, m.all.right, m.unscored) == (2, 1, 1)
+    assert m.all.rows == 2
+    assert m.all.right == 1
+    assert m.unscored == 1
     assert m.temperature is not None
     assert m.temperature.rows == 2
 
@@ -161,12 +166,14 @@ def test_of_more_scores_than_are_kept_every_third_fits_the_temperature(monkeypat
     found = measured(scores, label)
     kept = np.setdiff1d(np.arange(0, 60, 3), [6])
     assert found.temperature == fit_temperature(scores[:, kept], label[kept])
-    assert (found.temperature.rows, whole.temperature.rows) == (19, 58)
+    assert found.temperature.rows == 19
+    assert whole.temperature.rows == 58
 
 
 def test_clients_models_are_counted_together_and_their_accuracies_apart():
     (first, label, domain), (second, *_) = drawn(1), drawn(2)
-    one, other = measured(first, label, domain), measured(second, label, domain)
+    one = measured(first, label, domain)
+    other = measured(second, label, domain)
     pending = iter((first, second))
 
     class Turns(Given):

@@ -68,13 +68,13 @@ def home(tmp_path_factory):
     """Digits as files: some to train on, and a thousand."""
     root = tmp_path_factory.mktemp("agreement")
     patched = pytest.MonkeyPatch()
-    patched.setenv("FEDCACHE_HOME", str(root / "home"))
+    patched.setenv("FEDCACHE_HOME", f"{root}/home")
     digits = open_dataset("digits", memory=memory_of(Home.from_environment()))
     rows = np.linspace(0, len(digits.label) - 1, TRAIN + TEST).astype(int)
     train = np.random.default_rng(0).permutation(len(rows)) < TRAIN
     for number, row in enumerate(rows):
         split = "train" if train[number] else "test"
-        place = root / "images" / split / f"digit {digits.label[row]}" / f"{number:04}.png"
+        place = root / "images" / split / f"digit {digits.label[row]}/{number:04}.png"
         place.parent.mkdir(parents=True, exist_ok=True)
         decode(digits.source.read(int(row))).save(place)
     yield root
@@ -107,12 +107,7 @@ def answers_of_others(images, run, work, features):
 @pytest.mark.slow
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("dtype", "feat_post"),
-    [
-        ("float16", "none"),
-        ("float16", "standardize"),
-        ("float32", "none"),
-    ],
+    ("dtype", "feat_post"), [("float16", "none"), ("float16", "standardize"), ("float32", "none")]
 )
 def test_many_images_without_fedcache(home, tmp_path, monkeypatch, dtype, feat_post):
     """Scores to 1e-4 of the largest, of features kept as float32 to 1e-5, and probabilities as scores over temperature.
@@ -122,7 +117,7 @@ def test_many_images_without_fedcache(home, tmp_path, monkeypatch, dtype, feat_p
     The folder's program runs the very kernels of ``predict`` on batches of the same size: where it did not round
     features as the store does, most rows would differ by more than 1e-5.
     """
-    monkeypatch.setenv("FEDCACHE_HOME", str(home / "home"))
+    monkeypatch.setenv("FEDCACHE_HOME", f"{home}/home")
     words = f"--recipe size={SIDE},dtype={dtype} --workers 0"
     names = ("efficientnet-lite0", "random-projection")
     path = place_of(f"extract -d folder:{home}/images {words} --backbones {','.join(names)}")
@@ -135,7 +130,8 @@ def test_many_images_without_fedcache(home, tmp_path, monkeypatch, dtype, feat_p
     ]
     words = f"--store {path} --backbones {','.join(keys)} --set feat_post={feat_post}"
     run = place_of(f"train --method fed3r --clients 5 --scheme iid {words}")
-    model, samples = fc.load_model(run), store.samples
+    model = fc.load_model(run)
+    samples = store.samples
     images = [home / "images" / samples.name[row] for row in np.flatnonzero(samples.split == 1)]
     assert len(images) == TEST
     rows = [dict(row) for row in model.predict(images, top=len(model.classes))]

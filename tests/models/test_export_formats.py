@@ -76,7 +76,8 @@ def test_a_method_in_every_format(case, tmp_path):
     same(*torch.export.load(tmp_path / "m.pt2").module()(given), scores, wanted)
     check_graph(tmp_path / "m.onnx", parts, given, scores, wanted)
     said = write(tmp_path / "m.safetensors", "safetensors", parts)
-    held, made = load_file(tmp_path / "m.safetensors"), predictor.deployed[0]
+    held = load_file(tmp_path / "m.safetensors")
+    made = predictor.deployed[0]
     for group, tree in (("server", made.down), ("own", made.personal)):
         for key, t in tree.items():
             assert torch.equal(held[f"{group}/{key}"], t)
@@ -152,7 +153,8 @@ def test_weights_beyond_one_onnx_file_and_what_onnx_lacks_are_refused(tmp_path, 
 def test_the_script_of_a_folder_reads_an_image_as_fedcache_does(
     dtype, shape, words, tmp_path, monkeypatch
 ):
-    path, exif = tmp_path / "image.png", Image.Exif()
+    path = tmp_path / "image.png"
+    exif = Image.Exif()
     exif[0x0112] = 6  # turned
     g = np.random.default_rng(0)
     drawn = Image.fromarray(g.integers(0, np.iinfo(dtype).max, shape, dtype=dtype))
@@ -170,5 +172,6 @@ def test_the_script_of_a_folder_reads_an_image_as_fedcache_does(
 
 
 def test_a_class_that_is_never_predicted_has_no_difference():
-    a, b = torch.tensor([[1.0, MASKED]]), torch.tensor([[1.5, 1.0001 * MASKED]])
+    a = torch.tensor([[1.0, MASKED]])
+    b = torch.tensor([[1.5, 1.0001 * MASKED]])
     assert AnswerGap.of((a, a), (b, a)) == AnswerGap(0.5, 0.0)

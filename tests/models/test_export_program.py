@@ -169,8 +169,7 @@ def test_an_estimator_of_two_classes():
     }
     cut = Predictor((SavedModel(replace(saved.facts, classes=("no", "yes")), two),))
     x = np.random.default_rng(2).standard_normal((20, 5)).astype(np.float32)
-    made = others_agree(cut, x, cut.probabilities(x), [0, 1])
-    assert made.coef_.shape == (1, 5)
+    assert others_agree(cut, x, cut.probabilities(x), [0, 1]).coef_.shape == (1, 5)
 
 
 def recipe(backbone, **changes):
@@ -192,7 +191,8 @@ def test_backbones_that_resize_alike_share_an_input():
 def test_the_model_of_a_client_that_has_some_columns_reads_only_these():
     """The head of columns 0, 1, 3 and 4 of five: as a model, as a program and as an estimator of all five."""
     saved = ridge_model()
-    held, columns = [0, 1, 3, 4], ((0, 2), (3, 5))
+    held = [0, 1, 3, 4]
+    columns = ((0, 2), (3, 5))
     tensors = {
         k: t[:, held].contiguous() if t.shape == (3, 5) else t for k, t in saved.tensors.items()
     }

@@ -1,6 +1,5 @@
 """FedClassifier beside scikit-learn: its own checks, its tools, and the same models as the engine's."""
 
-import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +8,7 @@ import torch
 from draws import FULL
 from methods_tried import changed_methods, tried
 from refusal import refused
+from sent import sent
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from sklearn.utils.estimator_checks import parametrize_with_checks
@@ -77,7 +77,8 @@ def test_the_default_learns_digits_and_any_deal_of_rows_gives_its_model(digits):
 @pytest.mark.parametrize("name", tried(ON_FEATURES))
 def test_every_method_on_features_fits_and_predicts_its_own_labels(name):
     X, y = load_digits(return_X_y=True)
-    X, y = X[y < 3][:90] / 16.0, np.array(["nought", "one", "two"])[y[y < 3][:90]]
+    X = X[y < 3][:90] / 16.0
+    y = np.array(["nought", "one", "two"])[y[y < 3][:90]]
     groups = np.arange(90) % 3
     found = FedClassifier(name, small(name), rounds=2).fit(X, y, groups=groups)
     given = groups if found.model_.facts.personal else None
@@ -103,7 +104,8 @@ def test_a_temperature_of_zero_is_refused():
 def test_it_predicts_what_the_engine_predicts():
     X, y = load_digits(return_X_y=True)
     X = X / 16.0
-    settings, method = small("fedavg"), METHODS["fedavg"]
+    settings = small("fedavg")
+    method = METHODS["fedavg"]
     found = FedClassifier("fedavg", settings, 3, participation=0.5, clients=4, random_state=7)
     found.fit(X, y)
     clients = [
@@ -119,7 +121,7 @@ def test_it_predicts_what_the_engine_predicts():
 def test_a_pickle_and_a_saved_model_say_the_same(digits, tmp_path):
     X, other, y, _ = digits
     found = FedClassifier(settings={"feat_post": "standardize"}).fit(X, y)
-    assert np.array_equal(pickle.loads(pickle.dumps(found)).predict(other), found.predict(other))
+    assert np.array_equal(sent(found).predict(other), found.predict(other))
     found.model_.save(tmp_path / "m.safetensors")
     loaded = fc.load_model(tmp_path / "m.safetensors")
     assert np.array_equal(loaded.scores(other.astype(np.float32)), found.decision_function(other))
@@ -127,7 +129,9 @@ def test_a_pickle_and_a_saved_model_say_the_same(digits, tmp_path):
 
 def test_a_personal_method_asks_whose_model_and_a_method_of_ones_own_is_taken():
     X, y = load_digits(return_X_y=True)
-    X, y, groups = X[:120] / 16.0, y[:120], np.arange(120) % 2
+    X = X[:120] / 16.0
+    y = y[:120]
+    groups = np.arange(120) % 2
     found = FedClassifier("solo", small("solo"), 2).fit(X, y, groups=groups)
     refused(lambda: found.predict(X), "groups")
     named, own = (
@@ -139,7 +143,9 @@ def test_a_personal_method_asks_whose_model_and_a_method_of_ones_own_is_taken():
 
 @pytest.mark.parametrize("missing", [None, np.datetime64("NaT")])
 def test_a_row_of_no_client_is_refused(missing):
-    X, y, groups = np.eye(4), [0, 1, 0, 1], ["a", "nan", missing, "b"]
+    X = np.eye(4)
+    y = [0, 1, 0, 1]
+    groups = ["a", "nan", missing, "b"]
     solo = FedClassifier("solo", small("solo"), 1)
     refused(lambda: solo.fit(X, y, groups=groups), "row 2")
     solo.fit(X, y, groups=["a", "nan", "a", "nan"])  # a word is a name

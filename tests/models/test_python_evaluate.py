@@ -43,7 +43,8 @@ def test_an_evaluation_is_that_of_the_command(store, run, tmp_path):
 @pytest.mark.slow
 def test_a_dataset_is_extracted_and_its_page_written_as_by_the_command(run, tmp_path):
     other = f"folder:{folder(tmp_path / 'other', train=1, test=6, classes=5)}"
-    mine, its = tmp_path / "1.html", tmp_path / "2.html"
+    mine = tmp_path / "1.html"
+    its = tmp_path / "2.html"
     asked = {"split": "test", "with_images": True, "options": {"workers": 0}}
     found = fc.evaluate(run, other, out=mine, **asked)
     words = f"evaluate --split test --workers 0 --with-images {run.path} -d {other} -o {its}"
@@ -58,7 +59,8 @@ def test_a_new_clients_model_is_that_of_the_command(store, tmp_path):
     run = fc.train("fedrep", store, parts, rounds=2, settings={"batch": 4})
     sites = fc.shard(store, parts, tmp_path / "sites")
     site = fc.Store.open(sorted(sites.glob("*.zarr"))[0])
-    mine, its = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    mine = tmp_path / "a.safetensors"
+    its = tmp_path / "b.safetensors"
     made = fc.personalise(run, site, mine, name="new", rounds=1, settings={"lr": 0.05})
     words = f"personalise --name new --rounds 1 --set lr=0.05 {run.path} --store {site.path}"
     told = ok(f"{words} -o {its}").data

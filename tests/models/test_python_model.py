@@ -1,7 +1,6 @@
 """The model of a run in Python: what it says of images, wherever they are, of features, and what it is saved as."""
 
 import multiprocessing
-import pickle
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
@@ -13,6 +12,7 @@ from heard import Heard
 from pictures import folder
 from PIL import Image
 from refusal import refused, store_error
+from sent import sent
 from tolerance import close
 
 import fedcache as fc
@@ -76,7 +76,8 @@ def test_many_rows_are_scored_in_blocks_and_each_as_if_alone(store, run):
 def test_the_same_images_as_files_a_folder_pillow_images_and_arrays_have_the_same_classes(
     run, tmp_path
 ):
-    model, paths = run.model(), pictures(tmp_path)
+    model = run.model()
+    paths = pictures(tmp_path)
     held = [Image.open(p) for p in paths]
     arrays = np.stack([np.asarray(image.convert("RGB")) for image in held])
     from_files = model.predict(paths, top=3)
@@ -87,7 +88,8 @@ def test_the_same_images_as_files_a_folder_pillow_images_and_arrays_have_the_sam
 
 
 def test_a_turned_or_transparent_picture_in_memory_is_read_as_its_file(run, tmp_path):
-    model, path = run.model(), pictures(tmp_path)[0]
+    model = run.model()
+    path = pictures(tmp_path)[0]
     turned = Image.open(path).convert("RGB").resize((30, 20))
     exif = turned.getexif()
     exif[0x0112] = 6
@@ -103,7 +105,8 @@ def test_a_turned_or_transparent_picture_in_memory_is_read_as_its_file(run, tmp_
 
 
 def test_a_saved_model_says_the_same_without_its_run_and_is_not_written_over(rows, run, tmp_path):
-    model, path = run.model(), tmp_path / "m.safetensors"
+    model = run.model()
+    path = tmp_path / "m.safetensors"
     path.write_bytes(b"another")
     refused(lambda: model.save(path))
     assert path.read_bytes() == b"another"
@@ -182,8 +185,7 @@ def test_a_model_goes_to_another_process_and_comes_back_the_same(rows, model, tm
     joblib.dump(model, tmp_path / "m.joblib")
     assert np.array_equal(joblib.load(tmp_path / "m.joblib").scores(rows), scores)
     # whoever listens stays where it is
-    heard = pickle.loads(pickle.dumps(replace(model, observer=Heard())))
-    assert type(heard.observer) is Silent
+    assert type(sent(replace(model, observer=Heard())).observer) is Silent
 
 
 def test_a_method_of_ones_own_is_given_again(store, rows):

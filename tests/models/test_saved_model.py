@@ -66,7 +66,8 @@ def check_saved(case, data, clients, execution, path):
     if out.protocol == "global":
         assert np.array_equal(predicted(None, e.rows), e.predictions)
         return
-    start, union = 0, np.unique(rows_tested(clients))
+    start = 0
+    union = np.unique(rows_tested(clients))
     for client in clients:
         rows = union if out.protocol == "everywhere" else client.test
         if client.name in model.facts.saved and len(rows):

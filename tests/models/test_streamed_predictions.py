@@ -24,7 +24,8 @@ from fedcache.runs import evaluate_run
 from fedcache.runs import predict_run as running
 
 ROWS = 300
-EXACT, APPROXIMATE = ("rows", "right", "confusion"), ("nll", "ece")
+EXACT = ("rows", "right", "confusion")
+APPROXIMATE = ("nll", "ece")
 
 
 def columns():
@@ -48,8 +49,11 @@ run = made_once(trained)
 def test_blocks_of_rows_change_no_prediction_and_no_measure(
     run, own_home, tmp_path, monkeypatch, ending
 ):
-    store, all_rows = fc.Store.open(next((own_home / "stores").iterdir())), np.arange(ROWS)
-    path, held, told = tmp_path / f"lost{ending}", columns(), []
+    store = fc.Store.open(next((own_home / "stores").iterdir()))
+    all_rows = np.arange(ROWS)
+    path = tmp_path / f"lost{ending}"
+    held = columns()
+    told = []
     held["features/a"][7] = np.nan
     if ending == ".npz":
         np.savez(path, **held)
@@ -86,9 +90,11 @@ def test_a_prediction_that_is_stopped_between_blocks_leaves_no_file(
 ):
     np.savez(tmp_path / "e.npz", **columns())
     monkeypatch.setattr(running, "BLOCK", 100)
-    stop, out = Stop(), tmp_path / "out" / f"classes{ending}"
+    stop = Stop()
+    out = tmp_path / f"out/classes{ending}"
     out.parent.mkdir()
-    home, rows = Home.from_environment(), PredictOptions(embeddings=str(tmp_path / "e.npz"))
+    home = Home.from_environment()
+    rows = PredictOptions(embeddings=f"{tmp_path}/e.npz")
     asked = ModelOptions()
     opened = running.open_predictor(run, asked, home, Silent())
     found = running.predict_rows(opened, [], asked, rows, ExtractConfig(), home, Silent(), stop)

@@ -142,8 +142,7 @@ def test_every_extra_that_a_sentence_names_exists():
     for place, tree in trees().items():
         for node in ast.walk(tree):
             if is_needed_library(node):
-                last = node.args[2]
-                named[last.value] = place
+                named[node.args[2].value] = place
     assert {name: where for name, where in named.items() if name not in known} == {}
 
 
@@ -175,7 +174,7 @@ def test_the_core_alone_takes_embeddings_to_a_comparison_and_predictions(plain):
     run = ok("train --method fed3r --dataset rows --scheme iid --clients 4").data
     assert run["accuracy"]["mean"] > 0.8
     ok("train --method fedncm --dataset rows --scheme iid --clients 4")
-    ok("compare -o", plain / "table.md")
+    ok(f"compare -o {plain}/table.md")
     words = f"{run['path']} --embeddings {plain}/rows.npz -o {plain}"
     ok(f"predict {words}/rows.csv")
     ok(f"evaluate {words}/evaluation.csv")

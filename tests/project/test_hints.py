@@ -242,7 +242,7 @@ def test_hints_about_files_of_any_name_can_be_typed(name, tmp_path):
     )
     (folder / "photo.psd").write_bytes(b"no image that is read")
     (folder / f"{name}.zarr").mkdir()
-    (folder / f"{name}.zarr" / "manifest.json").write_text("{", encoding="utf-8")
+    (folder / f"{name}.zarr/manifest.json").write_text("{", encoding="utf-8")
     calls = [
         ("ingest", folder / f"{name}.{ending}", "--name", "rows")
         for ending in ("pkl", "mat", "pt", "csv")

@@ -7,6 +7,7 @@ import sys
 import textwrap
 
 import pytest
+from files_now import bytes_of
 from loaded_files import tool
 from repository_files import ROOT, content
 
@@ -168,11 +169,11 @@ def mutate(root, *words):
 
 @pytest.mark.slow
 def test_the_tested_is_noticed_and_the_untested_survives(toy):
-    before = {f: f.read_bytes() for f in sorted(toy.rglob("*")) if f.is_file()}
+    before = bytes_of(toy)
     report = toy.parent / "report.md"
     code, said = mutate(toy, "--count", 99, "--report", report)
     assert code == 1, said
-    assert {f: f.read_bytes() for f in sorted(toy.rglob("*")) if f.is_file()} == before
+    assert bytes_of(toy) == before
     survivors = {line.split()[1] for line in said.splitlines() if line.startswith("SURVIVES")}
     assert survivors == {"toypack/loose.py:2", "toypack/untested.py:2"}, said
     assert (

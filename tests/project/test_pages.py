@@ -60,7 +60,7 @@ def test_what_a_page_shows_must_be_printed():
 def test_a_page_that_fails_ends_with_the_command_and_its_message(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("```sh\nfedcache train --method fedagv\n```\n")
-    words = [sys.executable, ROOT / "tools" / "run_pages.py", page]
+    words = [sys.executable, ROOT / "tools/run_pages.py", page]
     done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 1
     assert "page.md, line 2: exit 2" in done.stderr
@@ -164,10 +164,7 @@ def test_the_accuracies_of_a_page_are_those_of_the_ranking(method_pages):
             (row,) = [row for row in rows if row[0] == (", ".join(settings) or "default")]
             assert float(row[column].partition(" ")[0]) == pytest.approx(
                 100 * standing["mean"], abs=0.051
-            ), (
-                standing["treatment"],
-                part,
-            )
+            ), (standing["treatment"], part)
             checked += 1
     assert checked > 100
 

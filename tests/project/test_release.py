@@ -64,9 +64,9 @@ def test_a_release_is_named_and_dated_everywhere_and_the_next_one_opens(copy):
 
 def test_a_release_collects_the_notes_of_changes(copy):
     (copy / "changes").mkdir()
-    (copy / "changes" / "zebra.fixed.md").write_text("- The second fix.\n", encoding="utf-8")
-    (copy / "changes" / "ant.fixed.md").write_text("- The first fix.\n", encoding="utf-8")
-    (copy / "changes" / "new.added.md").write_text("- A feature.\n", encoding="utf-8")
+    (copy / "changes/zebra.fixed.md").write_text("- The second fix.\n", encoding="utf-8")
+    (copy / "changes/ant.fixed.md").write_text("- The first fix.\n", encoding="utf-8")
+    (copy / "changes/new.added.md").write_text("- A feature.\n", encoding="utf-8")
     RELEASE.set_version("8.0.0.dev0", "2026-12-24", copy)
     RELEASE.set_version("9.1.0", "2026-12-24", copy)
     assert (
@@ -100,8 +100,7 @@ def test_the_lock_file_is_of_this_pyproject_and_names_public_registries_alone():
             (extra[1] if extra else "", *requirement(entry["name"] + entry.get("specifier", "")))
         )
     assert {w for w in wanted ^ held if w[1] != "fedcache"} == set(), "make lock"
-    hosts = set(re.findall(r"https?://([^/\"]+)", content("uv.lock")))
-    assert hosts == PUBLIC
+    assert set(re.findall(r"https?://([^/\"]+)", content("uv.lock"))) == PUBLIC
     files = [
         f
         for p in locked["package"]

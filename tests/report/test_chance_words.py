@@ -7,7 +7,7 @@ from fedcache.report.verdict import chance_lines, next_step
 
 
 def result(method="fedavg", accuracy=0.1, rounds=50, **hp):
-    resolved = {**METHODS[method].resolve("paper"), **hp}
+    resolved = METHODS[method].resolve("paper") | hp
     return {
         "method": method,
         "preset": "paper",

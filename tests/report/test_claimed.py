@@ -26,7 +26,7 @@ def both_ways(place):
             federate(
                 asked, grid_of(sites, place / "state" / name), Home.from_environment(), Silent()
             )
-            ok(f"train --method {method} --clients-from", sites)
+            ok(f"train --method {method} --clients-from {sites}")
     return place
 
 
@@ -43,7 +43,8 @@ def test_a_report_keeps_claimed_figures_apart_and_says_what_they_are(tmp_path):
     sections = (tmp_path / "page.html").read_text().split("<section id=")[1:]
     settings = [s for s in sections if 'class="setting"' in s]
     claimed = [s for s in settings if "as reported by the sites" in s.partition("</h2>")[0]]
-    assert (len(settings), len(claimed)) == (4, 2)
+    assert len(settings) == 4
+    assert len(claimed) == 2
     for section in settings:
         assert ("each site scored itself" in section) == (section in claimed)
         assert ("accuracy % (claimed)" in section) == (section in claimed)

@@ -68,7 +68,8 @@ def test_curves_are_means_over_the_rounds_that_all_seeds_have(drawn):
     one = stored(
         records=[(0, 1, 0.2), (0, 2, 0.4), (0, 3, 0.9), (1, 1, 0.4), (1, 2, 0.8), (1, 3, None)]
     )
-    two, short = stored(records=[(0, 1, 0.5), (0, 2, 0.25)]), stored(records=[(0, 1, 0.5)])
+    two = stored(records=[(0, 1, 0.5), (0, 2, 0.25)])
+    short = stored(records=[(0, 1, 0.5)])
     made = figure_runs.curves("c", [("one", one), ("two", two), ("short", short)])
     assert drawn.lines() == [[(1, 30), (2, 60)], [(1, 50), (2, 25)]]
     assert drawn.told[0] == ["one: round 1, 30.00 %", "one: round 2, 60.00 %"]

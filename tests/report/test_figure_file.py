@@ -38,7 +38,7 @@ def runs(once, own_home):
 def test_every_kind_is_drawn_or_says_what_it_takes(runs, tmp_path):
     drawn = []
     for kind in LISTED:
-        done = fedcache(f"figure {kind} -o", tmp_path / f"{kind}.pdf", "--json")
+        done = fedcache(f"figure {kind} -o {tmp_path}/{kind}.pdf --json")
         if done.code == 0:
             drawn.append(kind)
             raw = (tmp_path / f"{kind}.pdf").read_bytes()

@@ -29,7 +29,8 @@ def test_numbers_of_a_method_are_drawn_over_rounds_as_means_over_seeds(tmp_path)
         return stored(tmp_path / name, records)
 
     bits = [(0, 1, 2.0), (0, 2, 1.0), (1, 1, 4.0), (1, 2, 2.0)]
-    one, two = noted("entropy_bits", bits), noted("agreement_share", [(0, 1, 0.5), (0, 2, 0.75)])
+    one = noted("entropy_bits", bits)
+    two = noted("agreement_share", [(0, 1, 0.5), (0, 2, 0.75)])
     entropy, _ = own_numbers("n", [("first", one), ("second", two)])
     assert entropy.rows == [["first", *numbers] for numbers in bits]
     assert re.findall(r"first: ([\d.]+) in round (\d)", entropy.svg) == [("3", "1"), ("1.5", "2")]
@@ -38,7 +39,8 @@ def test_numbers_of_a_method_are_drawn_over_rounds_as_means_over_seeds(tmp_path)
 @pytest.mark.parametrize("shape", [(40, 6), (5, 9), (7, 1)])
 def test_figures_compute_without_torch_and_scikit_learn_what_these_compute(shape):
     rng = np.random.default_rng(sum(shape))
-    x, y = rng.normal(size=shape), rng.normal(size=(shape[0], 4))
+    x = rng.normal(size=shape)
+    y = rng.normal(size=(shape[0], 4))
     x[0] = 0.0  # a row without a direction
     axes = min(2, shape[1])
     flat = figure_data._project(x.astype(np.float32), "pca")

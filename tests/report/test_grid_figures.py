@@ -79,8 +79,7 @@ def test_a_grid_is_bars_and_lines_that_carry_their_runs():
 
 
 def test_frames_and_rings_mark_what_validation_chose():
-    held = [point(0.5, 0.8, lr=1), point(0.9, 0.6, lr=2)]
-    (chosen,) = sweeps("g", held)
+    (chosen,) = sweeps("g", [point(0.5, 0.8, lr=1), point(0.9, 0.6, lr=2)])
     assert chosen.columns == ["lr", "validation accuracy"]
     points = swept_points(grid(held=True))
     assert points.values[int(points.scores.argmax())][points.names.index("lr")] == "0", (

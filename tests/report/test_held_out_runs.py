@@ -44,7 +44,8 @@ def test_the_group_is_all_values_of_one_column_and_its_mean_is_over_them():
     alone = held_out("fedavg", "zebra", 0.5, dataset={"slug": "other", "digest": "e" * 64, "ok": 9})
     runs = runs_of(fedavg=(0.9, 0.1, 0.5, 0.7), fedprox=(0.2, 0.4, 0.6, 0.8))
     (group,) = held_out_groups([other, alone, *runs])
-    assert (group.column, group.values) == ("site", VALUES)
+    assert group.column == "site"
+    assert group.values == VALUES
     assert {name: mean_over_values(a) for name, a in group.accuracies().items()} == pytest.approx(
         {"fedavg": 0.55, "fedprox": 0.5}
     )
@@ -70,7 +71,8 @@ def test_four_values_are_too_few_for_the_test_and_nothing_is_called_alike():
     assert made.too_few
     assert made.alike == ()
     said = held_out_section("h0", group, None).verdict
-    assert (said.label, said.certainty) == ("fedavg", "Unknown")
+    assert said.label == "fedavg"
+    assert said.certainty == "Unknown"
 
 
 # -- the commands --------------------------------------------------------------------------------------------------
@@ -93,9 +95,7 @@ home = made_once(trained)
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("home")
-def test_list_compare_report_card_and_page_name_the_value_and_the_list_has_the_mean(
-    own_home, tmp_path
-):
+def test_list_compare_report_card_and_page_name_the_value_and_the_list_has_the_mean(tmp_path):
     listed = ok("runs list method:fed3r")
     assert {tuple(e["hold_out"]) for e in listed.data["entries"]} == {(v,) for v in VALUES}
     (group,) = listed.data["held_out"]
@@ -108,18 +108,16 @@ def test_list_compare_report_card_and_page_name_the_value_and_the_list_has_the_m
     grid = ok("grid fed3r --by site --hold-out each").data["held_out"][0]
     assert grid["mean"] == pytest.approx(row["mean"])
     ok(f"report -o {tmp_path}/r.html")
-    text = (tmp_path / "r.html").read_text()
-    first = text.partition('<details id="held-out"')[0]
+    first = (tmp_path / "r.html").read_text().partition('<details id="held-out"')[0]
     assert first.count('class="verdict"') == 1, (
         "one answer for the group; those of each value are folded"
     )
     for entry in listed.data["entries"]:
-        facts = read_run(Path(entry["path"]))
-        assert facts["hold_out"] == entry["hold_out"]
+        assert read_run(Path(entry["path"]))["hold_out"] == entry["hold_out"]
 
 
 @pytest.mark.usefixtures("home")
-def test_the_best_model_of_each_method_is_kept_for_each_value(own_home):
+def test_the_best_model_of_each_method_is_kept_for_each_value():
     entries = ok("runs list").data["entries"]
     with_model = [(e["method"], *e["hold_out"]) for e in entries if e["model_bytes"]]
     assert sorted(with_model) == sorted(
@@ -128,7 +126,7 @@ def test_the_best_model_of_each_method_is_kept_for_each_value(own_home):
 
 
 @pytest.mark.usefixtures("home")
-def test_the_mean_over_seeds_and_values_of_two_grids_with_other_seeds(own_home):
+def test_the_mean_over_seeds_and_values_of_two_grids_with_other_seeds():
     ok("grid fedavg --by site --hold-out each --rounds 1 --set lr=0.1 --seeds 3,1")
     tables = fc.compare("method:fedavg").tables
     (row,) = [t for t in tables[0].treatments if "0.1" in t.name]

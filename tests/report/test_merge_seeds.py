@@ -22,8 +22,10 @@ BY_SEED = {0: 0.84, 1: 0.79, 2: 0.76, 3: 0.81, 4: 0.74}
 
 def run(name, by_seed, method="fedavg", **more):
     """A run of three clients on 100 test rows, whose clients are as far apart as their numbers."""
-    seeds, values = list(by_seed), list(by_seed.values())
-    mean, right = float(np.mean(values)), round(100 * sum(values))
+    seeds = list(by_seed)
+    values = list(by_seed.values())
+    mean = float(np.mean(values))
+    right = round(100 * sum(values))
     result = result_of(
         method,
         values,
@@ -86,8 +88,8 @@ SPLITS = {"disjoint": [(3, 1), (0, 2, 4)], "one contains the other": [(0, 1, 2),
 
 @pytest.mark.parametrize("split", SPLITS.values(), ids=SPLITS)
 def test_runs_of_equal_settings_are_the_run_of_all_their_seeds(split):
-    runs = [run(f"r{i}", some(*seeds)) for i, seeds in enumerate(split)]
-    made, whole = one_run(*runs), run("whole", BY_SEED)
+    made = one_run(*[run(f"r{i}", some(*seeds)) for i, seeds in enumerate(split)])
+    whole = run("whole", BY_SEED)
     assert (
         dict(zip(made.result["seeds"], made.result["accuracy"]["per_seed"], strict=True)) == BY_SEED
     )
@@ -137,7 +139,8 @@ def test_a_preset_of_the_same_hyperparameters_is_the_same_run():
 
 
 def test_seeds_are_paired_by_number_and_a_run_without_draws_with_every_seed():
-    one, other = run("a", some(3, 1, 0)), run("b", some(0, 2, 3), "fedprox")
+    one = run("a", some(3, 1, 0))
+    other = run("b", some(0, 2, 3), "fedprox")
     assert paired_seeds(one, other) == [(3, 3), (0, 0)]
     assert paired_seeds(fixed(0), one) == [(0, 0), (0, 3), (0, 1)]
     assert paired_seeds(one, fixed(7)) == [(3, 7), (1, 7), (0, 7)]
@@ -198,11 +201,13 @@ def test_a_run_of_one_seed_without_draws_is_compared_over_all_seeds_of_the_other
         assert pair.p == pytest.approx(float(expected.pvalue))
         assert pair.rows.difference == pytest.approx(pair.difference)
     gap = lead(fixed(0), other, "own")
-    assert (gap.value, gap.over) == (pytest.approx(0.89 - mean), "3 seeds")
+    assert gap.value == pytest.approx(0.89 - mean)
+    assert gap.over == "3 seeds"
 
 
 def test_a_difference_over_some_seeds_says_which_and_the_table_has_the_full_means():
-    one, other = run("a", some(3, 1, 0, 4)), run("b", {0: 0.7, 2: 0.6, 3: 0.65}, "fedprox")
+    one = run("a", some(3, 1, 0, 4))
+    other = run("b", {0: 0.7, 2: 0.6, 3: 0.65}, "fedprox")
     made = comparison(one, other)
     means = {"fedavg": np.mean([BY_SEED[s] for s in (3, 1, 0, 4)]), "fedprox": 0.65}
     assert {t.name: t.mean for t in made.treatments} == pytest.approx(means)
@@ -217,7 +222,8 @@ def test_a_difference_over_some_seeds_says_which_and_the_table_has_the_full_mean
 def test_a_run_that_two_runs_share_seeds_with_is_no_exact_mean():
     shared = one_run(run("a", some(0, 1, 2)), run("b", some(2, 3)))
     separate = one_run(run("a", some(0, 1, 2)), run("b", some(3)))
-    assert (shared.exact, separate.exact) == (False, True)
+    assert shared.exact is False
+    assert separate.exact is True
     assert sorted(shared.result["seeds"]) == [0, 1, 2, 3]
     assert shared.result["accuracy"]["mean"] == pytest.approx(
         np.mean([BY_SEED[i] for i in range(4)])

@@ -58,7 +58,8 @@ def shown(text):
 def wrong_rows(model, store, rows):
     """(-probability, name, class, taken for) of the rows that a model gets wrong, by its own figures."""
     x = store.reader(next(iter(store.arrays))).rows(rows)[:, 0]
-    p, s = model.probabilities(x), store.samples
+    p = model.probabilities(x)
+    s = store.samples
     predicted = model.scores(x).argmax(1)
     return [
         (-p[i, predicted[i]], s.name[r], s.classes[s.label[r]], s.classes[predicted[i]])
@@ -78,7 +79,8 @@ def test_the_most_confident_mistakes_of_one_model_with_their_images(store, tmp_p
     run = ok(f"train --method fed3r --preset paper {IID}").data
     assert "<img" not in page_of(tmp_path)  # nobody asked
     text = page_of(tmp_path, "--with-images")
-    found, held = shown(text), Store.open(store)
+    found = shown(text)
+    held = Store.open(store)
     expected = sorted(
         wrong_rows(fc.load_model(run["path"]), held, np.flatnonzero(held.samples.split == 1))
     )
@@ -94,7 +96,8 @@ def test_of_clients_own_models_each_is_asked_about_its_own_rows(store, tmp_path)
     ok(f"partition --store {store} --scheme dirichlet --clients 4 --alpha 1 --name four")
     words = "--partition four --participation all --rounds 2 --set batch=4 --seeds 0,1"
     run = ok(f"train --method fedrep {words}").data
-    held, expected = Store.open(store), []
+    held = Store.open(store)
+    expected = []
     parts = load_partition(held, "four").to_payload()
     for client in parts["clients"]:
         model = fc.load_model(run["path"], client["name"])  # of the first seed
@@ -146,7 +149,8 @@ def test_images_of_a_private_run_are_refused_and_those_of_a_simulation_shown(sto
 @pytest.mark.slow
 def test_evaluate_shows_mistakes_on_another_dataset(store, tmp_path):
     run = ok(f"train --method fed3r --preset paper {IID}").data["path"]
-    other, page = folder(tmp_path / "other", train=1, test=6, classes=6), tmp_path / "e.html"
+    other = folder(tmp_path / "other", train=1, test=6, classes=6)
+    page = tmp_path / "e.html"
     words = f"evaluate {run} -d folder:{other} --workers 0 --split test"
     told = ok(f"{words} --with-images -o {page}").data["runs"][0]["measures"]
     found = shown(page.read_text())
@@ -168,10 +172,8 @@ def test_a_thumbnail_is_small_and_pixels_alone(width, height, mode):
     image = Image.new(mode, (width, height))
     image.info |= {"icc_profile": b"a profile" * 50, "comment": b"at home", "dpi": (300, 300)}
     image.getexif()[0x010E] = "a name"
-    uri = thumbnail_uri(image)
-    head, raw = uri.split(",")
-    found = base64.b64decode(raw)
-    made = Image.open(io.BytesIO(found))
+    head, raw = thumbnail_uri(image).split(",")
+    made = Image.open(io.BytesIO(base64.b64decode(raw)))
     made.load()
     assert max(made.size) == min(SIDE, max(width, height))
     assert head == (

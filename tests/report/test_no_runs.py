@@ -17,7 +17,7 @@ WRITERS = {
 def test_no_file_is_written_of_no_run(words, runs, own_home, tmp_path):
     name = {"unfinished": "config.toml", "damaged": "result.json"}.get(runs)
     if name is not None:
-        run = own_home / "runs" / "0123456789abcdef"
+        run = own_home / "runs/0123456789abcdef"
         run.mkdir(parents=True)
         (run / name).write_text("[train]\n")
     file = tmp_path / words[-1]

@@ -22,7 +22,8 @@ def run(seeds, protocol="global"):
 
 def of_one(right, rows=None):
     """One model, each row tested by one of as many clients with one row each."""
-    r, n = np.array(right), len(right)
+    r = np.array(right)
+    n = len(right)
     return TestRows(
         np.arange(n) if rows is None else np.array(rows),
         r,
@@ -33,9 +34,13 @@ def of_one(right, rows=None):
 
 
 def test_mcnemar_by_hand():
-    one, other = of_one([1, 1, 1, 1, 1, 0, 0, 1]), of_one([0, 0, 0, 0, 1, 0, 1, 1])
+    one = of_one([1, 1, 1, 1, 1, 0, 0, 1])
+    other = of_one([0, 0, 0, 0, 1, 0, 1, 1])
     found = row_difference(run({0: one}), run({0: other}), "accuracy", 0.95)
-    assert (found.rows, found.gained, found.lost, found.test) == (8, 4, 1, "mcnemar")
+    assert found.rows == 8
+    assert found.gained == 4
+    assert found.lost == 1
+    assert found.test == "mcnemar"
     assert found.difference == pytest.approx(3 / 8)
     # two-sided binomial of 4 or more, or 1 or fewer, among 5
     assert found.p == pytest.approx(2 * (5 + 1) / 32)
@@ -57,12 +62,15 @@ def test_the_sign_test_is_scipy_s_binomial_test_on_both_sides_of_where_it_is_add
 
 
 def test_repeated_seeds_are_no_evidence_and_an_image_of_two_seeds_is_one_image():
-    one, other = of_one([1, 1, 1, 0, 1, 0]), of_one([0, 1, 0, 0, 1, 1])
+    one = of_one([1, 1, 1, 0, 1, 0])
+    other = of_one([0, 1, 0, 0, 1, 1])
     once = row_difference(run({0: one}), run({0: other}), "pooled", 0.95)
     thrice = row_difference(
         run(dict.fromkeys(range(3), one)), run(dict.fromkeys(range(3), other)), "pooled", 0.95
     )
-    assert (thrice.rows, thrice.p, thrice.test) == (6, once.p, "mcnemar")
+    assert thrice.rows == 6
+    assert thrice.p == once.p
+    assert thrice.test == "mcnemar"
     assert thrice.interval == pytest.approx(once.interval)
 
 
@@ -88,7 +96,8 @@ def test_intervals_cover_and_the_test_keeps_its_level():
     for _ in range(1000):
         scored = rng.integers(1, 5, 300)
         weight = scored / scored.sum()
-        first, second = rng.binomial(scored, 0.8), rng.binomial(scored, 0.76)
+        first = rng.binomial(scored, 0.8)
+        second = rng.binomial(scored, 0.76)
         third = rng.binomial(scored, 0.8)
         a, b, c = (
             TestRows(np.arange(300), r, scored, r / scored.sum(), weight)

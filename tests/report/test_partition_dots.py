@@ -68,5 +68,4 @@ def test_names_are_drawn_as_they_are(tmp_path):
     names = ("$\\frac{$", "<script>", "a\x00b\n", "数" * 60)
     odd = replace(COLUMNS, classes=names, domains=("$_$", "b", "c"))
     draw(make("feature-shift", odd), odd, tmp_path / "p.svg")
-    text = (tmp_path / "p.svg").read_text()
-    assert "<script>" not in text
+    assert "<script>" not in (tmp_path / "p.svg").read_text()

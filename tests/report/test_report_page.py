@@ -23,7 +23,7 @@ from fedcache.report.render import _csv
 def run(method, mean=0.5, *, name="", **changed):
     traffic = {"exact": {"up_bytes": 6, "down_bytes": 6, "per_client_round": {"up": 1}}}
     made = result_of(method, [mean, mean], traffic=traffic, clients=["c0"])
-    return StoredRun(Path(name or f"{method:0<12}"), {**made, **changed}, {})
+    return StoredRun(Path(name or f"{method:0<12}"), made | changed, {})
 
 
 def test_bold_is_what_validation_chose_and_never_the_highest_of_the_test():
@@ -45,8 +45,7 @@ def section(entries):
 
 
 def test_a_section_is_sorted_by_accuracy_and_says_what_it_is_of():
-    entries = [run("low", 0.25), run("none", None), run("high")]
-    made = section(entries)
+    made = section([run("low", 0.25), run("none", None), run("high")])
     assert made.points == [("high", 0.5), ("low", 0.25), ("none", None)]
     assert [row[0].text for row in made.rows] == ["high", "low", "none"]
     held = [
@@ -167,18 +166,15 @@ def test_a_run_is_named_by_its_folder_its_first_letters_or_its_own_files(tmp_pat
     for name in ("abc1", "abd2"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.toml").touch()
-    (tmp_path / "abc1" / "notes.txt").touch()
+    (tmp_path / "abc1/notes.txt").touch()
 
     def found(*asked):
         return [left.path.name for left in gather(list(asked), tmp_path).left_out]
 
     assert (
-        found("abc")
-        == found(tmp_path / "abc1")
-        == found(tmp_path / "abc1" / "config.toml")
-        == ["abc1"]
+        found("abc") == found(tmp_path / "abc1") == found(tmp_path / "abc1/config.toml") == ["abc1"]
     )
     assert sorted(found(tmp_path)) == sorted(found()) == ["abc1", "abd2"]
     assert found("abc", "abc1") == ["abc1"], "once, however often it is named"
-    for wrong in ("x", "ab", tmp_path / "abc1" / "notes.txt", tmp_path / "abc1" / "result.json"):
+    for wrong in ("x", "ab", tmp_path / "abc1/notes.txt", tmp_path / "abc1/result.json"):
         refused(lambda wrong=wrong: gather([wrong], tmp_path))

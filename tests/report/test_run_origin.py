@@ -35,7 +35,7 @@ def stored(folder, config, *, preset="paper", **result):
         "partition": DEALT,
         "arrays": ["a-0"],
     }
-    return StoredRun(folder, {**made, **result}, {})
+    return StoredRun(folder, made | result, {})
 
 
 DIGITS = '[train]\ndataset = "digits"\n'
@@ -100,7 +100,8 @@ def test_the_command_of_a_run_word_for_word(config, store, result, words, tmp_pa
 
 
 def test_the_source_of_runs_is_the_store_the_partition_and_the_arrays_of_all_of_them(tmp_path):
-    rng, y = np.random.default_rng(0), np.arange(40) % 2
+    rng = np.random.default_rng(0)
+    y = np.arange(40) % 2
     arrays = {
         name: rng.normal(size=(40, d)).astype(np.float32)
         for name, d in (("a", 3), ("b", 4), ("c", 5))
@@ -111,7 +112,8 @@ def test_the_source_of_runs_is_the_store_the_partition_and_the_arrays_of_all_of_
     entries = gather([one, both], tmp_path).entries
     found = store_of_run(entries)
     assert isinstance(found, RunStore)
-    assert (found.store.path, found.partition.digest) == (store.path, parts.digest)
+    assert found.store.path == store.path
+    assert found.partition.digest == parts.digest
     width = {key: store.arrays[key].shape[-1] for key in store.arrays}
     assert [width[key] for key in found.keys] == [3, 5], (
         "in the order of the runs, without what none read"
@@ -137,17 +139,14 @@ def test_the_source_of_runs_is_the_store_the_partition_and_the_arrays_of_all_of_
 
 def test_the_store_behind_a_run_is_found_in_its_home_among_damaged_and_other_ones(own_home):
     rows = {"a": np.ones((6, 3), np.float32)}
-    meant, other = (
-        fc.Store.from_arrays(rows, labels=labels, name=name)
-        for name, labels in (("mine", [0, 1] * 3), ("a-other", [1, 0] * 3))
-    )
-    (own_home / "stores" / f"a-{str(meant.dataset['digest'])[:8]}.zarr").mkdir()
-    (own_home / "stores" / "b.zarr").mkdir()
-    run = own_home / "runs" / "r"
+    meant = fc.Store.from_arrays(rows, labels=[0, 1] * 3, name="mine")
+    other = fc.Store.from_arrays(rows, labels=[1, 0] * 3, name="a-other")
+    (own_home / f"stores/a-{str(meant.dataset['digest'])[:8]}.zarr").mkdir()
+    (own_home / "stores/b.zarr").mkdir()
+    run = own_home / "runs/r"
     for store in (meant, other):
-        found = store_behind(run, {"dataset": store.dataset})
-        assert found.path == store.path
-    place = meant.path.rename(own_home / "stores" / "z.zarr")
+        assert store_behind(run, {"dataset": store.dataset}).path == store.path
+    place = meant.path.rename(own_home / "stores/z.zarr")
     moved = store_behind(run, {"dataset": meant.dataset})
     assert moved.path == place, "its name does not count"
     assert store_behind(run, {"dataset": {"digest": "0" * 64}}) is None

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from command import ok
 from failing_command import must_fail
+from files_now import times_of
 from pictures import folder
 from refusal import refused
 
@@ -53,8 +54,8 @@ def scores(**treatments):
     made = []
     for label, values in treatments.items():
         for i, value in enumerate(values):
-            backbone, part = ("pixels", "glyph-clip")[i % 2], ("iid", "skewed")[i // 2]
-            block = Block("shapes", backbone, part)
+            backbone = ("pixels", "glyph-clip")[i % 2]
+            block = Block("shapes", backbone, ("iid", "skewed")[i // 2])
             if value is None:
                 made.append(BenchScore(block, label, why_not="no"))
             else:
@@ -89,7 +90,7 @@ def test_the_methods_that_read_stored_features_are_compared():
 )
 def test_a_wrong_file_is_named(change, words):
     with pytest.raises(FedcacheError, match=words):
-        parse_study({**TINY, **change})
+        parse_study(TINY | change)
 
 
 def test_data_have_short_names_and_parts_are_chosen_by_them():
@@ -106,7 +107,8 @@ def test_data_have_short_names_and_parts_are_chosen_by_them():
     register("method", replace(METHODS["fedncm"], name="mine"))
     assert study.only({"treatment": ["mine"]}).treatments["mine"].is_global
     part = study.only({"treatment": ["fedavg", "fed3r"], "partition": ["iid"]})
-    assert (list(part.treatments), list(part.partitions)) == (["fed3r", "fedavg"], ["iid"])
+    assert list(part.treatments) == ["fed3r", "fedavg"]
+    assert list(part.partitions) == ["iid"]
 
 
 def test_ranks_by_hand():
@@ -119,7 +121,8 @@ def test_ranks_by_hand():
     assert ranks == {"fed3r": 1.75, "ncm": 2.25, "fedavg": 2.0}
     by = {s.treatment: s for s in skewed.standings}
     assert {name: s.rank for name, s in by.items()} == {"fed3r": 1.0, "ncm": 2.0, "fedavg": 3.0}
-    assert (by["fed3r"].mean, by["fedavg"].mean) == (pytest.approx(0.65), pytest.approx(0.4))
+    assert by["fed3r"].mean == pytest.approx(0.65)
+    assert by["fedavg"].mean == pytest.approx(0.4)
     assert by["fedavg"].failed == 1
     assert by["fedavg"].difference == pytest.approx(-0.2)
     assert by["fedavg"].interval is None, "one data set tells nothing about others"
@@ -143,8 +146,10 @@ def test_one_model_is_compared_with_personal_models_after_it_has_the_client_prio
     assert [s.treatment for s in with_prior.standings] == ["fed3r", "solo", "ncm"]
     assert [s.treatment for s in without.standings] == ["ncm", "fed3r"], "no personal models"
     first = with_prior.standings[0]
-    assert (first.mean, first.without_prior) == (pytest.approx(0.9), pytest.approx(0.6))
-    assert (first.unstable, first.edges) == (1, 1)
+    assert first.mean == pytest.approx(0.9)
+    assert first.without_prior == pytest.approx(0.6)
+    assert first.unstable == 1
+    assert first.edges == 1
 
 
 def test_a_difference_has_an_interval_over_data_sets_and_not_over_blocks():
@@ -204,12 +209,13 @@ def test_values_beyond_a_range_are_tried_while_validation_improves(
     )
     bench = BenchRun(study, Home(tmp_path), Options(), tmp_path, Silent(), Stop())
     found = bench._choose(Block("a", "b", "c"), None, study.treatments["fedavg"])
-    assert (found.settings, found.edges) == ({key: chosen}, edges)
+    assert found.settings == {key: chosen}
+    assert found.edges == edges
 
 
 def test_the_published_page_is_that_of_the_published_values():
-    data = json.loads((HERE / "docs" / "frozen-bench.json").read_text(encoding="utf-8"))
-    assert (HERE / "docs" / "frozen-bench.md").read_text(encoding="utf-8") == markdown(data)
+    data = json.loads((HERE / "docs/frozen-bench.json").read_text(encoding="utf-8"))
+    assert (HERE / "docs/frozen-bench.md").read_text(encoding="utf-8") == markdown(data)
     trained = [s for s in data["scores"] if s["values"]]
     assert len({s["treatment"] for s in trained}) >= 55
 
@@ -238,10 +244,7 @@ def test_settings_are_chosen_by_validation_and_a_second_call_trains_nothing(own_
     data = json.loads((tmp_path / "page.json").read_text())
     assert (tmp_path / "page.md").read_text() == markdown(data)
 
-    def files():
-        return {p: p.stat().st_mtime_ns for p in (own_home / "runs").glob("*/result.json")}
-
-    before = files()
+    before = times_of(own_home, "*/result.json")
     results = {r["digest"]: r for r in (json.loads(file.read_text()) for file in before)}
     assert len(data["scores"]) == 6
     dealt = {}
@@ -268,12 +271,12 @@ def test_settings_are_chosen_by_validation_and_a_second_call_trains_nothing(own_
     # All treatments of a block and seed have one partition.
     assert [len(digests) for digests in dealt.values()] == [1] * 4
     assert ok(*words).data == done.data
-    assert files() == before
+    assert times_of(own_home, "*/result.json") == before
     # Results of one call can be added to another call, which trains only what they lack.
-    added = ok("reproduce frozen-bench --rounds 1 --seeds 0,1 --add", tmp_path / "page.json").data
+    added = ok(f"reproduce frozen-bench --rounds 1 --seeds 0,1 --add {tmp_path}/page.json").data
     assert added["scores"] == data["scores"]
     assert added["rankings"] == data["rankings"]
-    assert files() == before
+    assert times_of(own_home, "*/result.json") == before
 
 
 def written(place, **changes):
@@ -282,7 +285,7 @@ def written(place, **changes):
     data = study_data(
         study, [BenchScore(Block("digits", "pixels", "iid"), "fed3r", (0.5,), 0.5)], {}
     )
-    place.write_text(json.dumps({**data, **changes}))
+    place.write_text(json.dumps(data | changes))
     return place
 
 
@@ -322,4 +325,4 @@ def test_results_that_cannot_be_compared_are_refused_by_name(tmp_path):
     ):
         bad = written(tmp_path / "bad.json", **changes)
         must_fail(named, "reproduce frozen-bench --add", bad)
-    must_fail("--add", "reproduce fedpcl-table5 --add", tmp_path / "good.json")
+    must_fail("--add", f"reproduce fedpcl-table5 --add {tmp_path}/good.json")

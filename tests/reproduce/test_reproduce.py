@@ -45,7 +45,8 @@ def test_a_proxy_end_to_end_and_again_from_what_is_stored(images, tmp_path):
     got = {name: value["got"]["mean"] for name, value in pcl["values"].items()}
     assert pcl["values"]["domain:mnist"]["printed"] == {"mean": 82.75, "std": 0.40, "text": None}
     assert 0 < got["domain:mnist-m"] <= 100, "MNIST_M is the paper's MNIST-M"
-    assert (got["domain:svhn"], got["params"]) == (None, 3 * 256)
+    assert got["domain:svhn"] is None
+    assert got["params"] == 3 * 256
     said = " ".join([*first["departures"], *pcl["departures"]])
     assert "`random-projection:16` instead of `resnet18-quickdraw-maxpool`" in said
     assert "short batches" in said
@@ -63,7 +64,7 @@ def test_a_run_of_a_cell_is_an_ordinary_run(images):
         assert cell["protocol"]["recipe"] == {"random-projection:16:size": "16"}
     path = Path(cell["runs"][0])
     assert path.parent == Path(os.environ["FEDCACHE_HOME"]) / "runs"
-    again = ok("train --config", path / "config.toml").data
+    again = ok(f"train --config {path}/config.toml").data
     got = cell["values"]["client_mean"]["got"]["mean"]
     assert 100 * again["accuracy"]["client_mean"] == pytest.approx(got)
 
@@ -114,7 +115,7 @@ def test_list_tells_the_truth(own_home):
         assert all(n["command"] for n in found["missing"])
     assert before["fedpcl-table7"]["ready"]
     (own_home / "weights").mkdir(parents=True)
-    (own_home / "weights" / "resnet18-birds.pth.tar").write_bytes(b"weights")
+    (own_home / "weights/resnet18-birds.pth.tar").write_bytes(b"weights")
 
     def lacked(entries):
         return {n["name"]: n["command"] for n in entries["fedpcl-table12"]["missing"]}
@@ -134,7 +135,9 @@ def test_the_layers_are_those_that_methods_build():
 def test_tables_of_sizes_and_the_dots_need_no_backbone(images):
     sizes = cells_of("fedpcl-table8", "--on", images)
     measured = {c["labels"]["dataset"]: c["values"]["per_class"]["got"]["mean"] for c in sizes}
-    assert (measured["MNIST"], measured["MNIST-M"], measured["SVHN"]) == (10, 10, None)
+    assert measured["MNIST"] == 10
+    assert measured["MNIST-M"] == 10
+    assert measured["SVHN"] is None
     (cell,) = cells_of("fedpcl-fig4", "--on", images, "--only", "setting=feature shift")
     texts = {name: value["got"]["text"] for name, value in cell["values"].items()}
     assert texts["sizes"] == "30, 30, 30"
@@ -154,7 +157,8 @@ def test_noise_pictures_are_the_image_and_what_noise_makes_of_it(images):
     assert any(np.array_equal(pixels(p), clean) for p in root.rglob("*.png"))
     inside = (clean > 0.3) & (clean < 0.5)  # clipping at 0 and 1 biases the rest
     for kind, spread in (("Gaussian", 0.2), ("Laplace", 0.2 * math.sqrt(2))):
-        one, two = drawn[kind, "0.1"], drawn[kind, "0.2"]
+        one = drawn[kind, "0.1"]
+        two = drawn[kind, "0.2"]
         for noisy, p in ((one, 0.1), (two, 0.2)):
             e = noisy - (1 - p) * clean
             assert 0.5 * spread < e[inside].std() < 1.1 * spread, (kind, p)
@@ -196,7 +200,8 @@ def test_a_head_on_cached_views_takes_the_place_of_an_encoder_on_images():
         return plan(entry("flesd-table1"), Options(on="digits", **options), looker)
 
     for p in cells(backbones=("glyph-clip",)):
-        assert (p.cell.backbones, p.cell.views) == (("glyph-clip",), 8)
+        assert p.cell.backbones == ("glyph-clip",)
+        assert p.cell.views == 8
         assert p.cell.set["encoder"] == "mlp"
         assert p.cell.method == ("flesd-head" if p.paper.method == "flesd" else p.paper.method)
         network = "ResNet-50" if p.paper.labels["dataset"] == "IN-100" else "ResNet-18"

@@ -86,7 +86,9 @@ def test_differences_by_hand():
         (3.0, 0, Measurement(5.0, 4.0, 4), 1.5, "got"),
     ):
         found = compare(Printed(2.0, std), seeds, measured)
-        assert (found.difference, found.errors, found.spread) == (3.0, errors, spread)
+        assert found.difference == 3.0
+        assert found.errors == errors
+        assert found.spread == spread
 
 
 def test_metrics_of_a_run_that_lacks_rows_rounds_or_times(run):

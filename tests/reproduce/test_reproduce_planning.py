@@ -76,13 +76,13 @@ def test_all_that_a_proxy_changes_is_said_in_order():
     own = planned(replace(CELL, rounds=None), Options(rounds=5))
     assert own.cell.rounds == 5
     assert "rounds 5 instead of 100" in own.departures
-    same = planned(replace(CELL, rounds=None), Options(rounds=100))
-    assert same.departures == ()
+    assert planned(replace(CELL, rounds=None), Options(rounds=100)).departures == ()
 
 
 def test_roles_are_filled_in_order_or_by_what_is_here():
     entry = table(CELL)
-    digits, two = Options(on="digits"), Options(backbones=("glyph-clip", "cnn2"))
+    digits = Options(on="digits")
+    two = Options(backbones=("glyph-clip", "cnn2"))
     small = {"vit-small": "vit-small"}
     for options, lacking, filled in (
         (Options(), ("vit-tiny",), {"vit-tiny": "vit-tiny", **small}),
@@ -155,7 +155,8 @@ def test_rows_that_fail_are_told_and_the_others_are_measured(own_home, monkeypat
     assert [ln.why_not for ln in report.lines] == ["", "B does not fit.", ""]
     measured = [ln.measured for ln in report.lines]
     assert measured[1] == {}
-    assert [m["bound_x"].mean for m in (measured[0], measured[2])] == [2.0, 0.5]
+    assert measured[0]["bound_x"].mean == 2.0
+    assert measured[2]["bound_x"].mean == 0.5
     assert [ln.departures for ln in report.lines] == [["said of A"], [], ["said of C"]]
     entry = formulas(monkeypatch, {"A": UsageError("A does not fit.", "Try B."), "B": wrong})
     refused(lambda: reproduce(entry, Home(own_home)), "A does not fit")
@@ -208,7 +209,8 @@ def test_the_domains_of_a_paper_must_be_there_unless_it_is_a_proxy():
         "fedcache datasets info digits",
     )
     found, said = with_known_domains(cell, COLUMNS, proxy=True)
-    assert (found.domain, said) == (("MNIST_M", "ink"), ["domain `ink` instead of `sketch`"])
+    assert found.domain == ("MNIST_M", "ink")
+    assert said == ["domain `ink` instead of `sketch`"]
 
 
 @pytest.mark.parametrize(
@@ -262,7 +264,8 @@ def test_features_are_extracted_once_for_cells_that_read_the_same(monkeypatch, o
     same = replace(cell, recipe={"size": "8", "views": "2"}, labels={"m": "B"})
     assert bench.features(same) is found
     # two arrays are of vit-small, so its own is called by its key; images beside an encoder are found by training
-    assert (found.keys, found.names) == (("t-1", "s-2", "p-1"), ("vit-tiny", "s-2"))
+    assert found.keys == ("t-1", "s-2", "p-1")
+    assert found.names == ("vit-tiny", "s-2")
     (config,) = asked
     assert config.recipe.items() >= cell.recipe.items()
     assert {name: getattr(config, name) for name in given} == given
@@ -293,7 +296,8 @@ def test_runs_of_all_cells_are_asked_of_a_cluster_once(monkeypatch):
 
 
 def test_the_word_proxy_means_the_stand_ins_of_the_roles_that_have_one():
-    birds, planes = "resnet18-birds-maxpool", "resnet18-aircraft-maxpool"
+    birds = "resnet18-birds-maxpool"
+    planes = "resnet18-aircraft-maxpool"
     entry = table(replace(CELL, backbones=(birds, "vit-tiny", planes)))
     options = Options(on="digits", backbones=("proxy",))
     expected = {birds: "mobilenetv2-birds", planes: "mobilenetv2-insects"}

@@ -57,7 +57,8 @@ def test_both_orders_of_a_group_by_hand():
 
 
 def test_equal_numbers_share_a_rank_and_say_nothing():
-    printed, got = [50.0, 50.0, 40.0, 30.0], [80.0, 70.0, 70.0, 75.0]
+    printed = [50.0, 50.0, 40.0, 30.0]
+    got = [80.0, 70.0, 70.0, 75.0]
     (one,) = orders(proxy(*map(alone, "ABCD", printed, got)))
     assert [(p.rank_printed, p.rank_got) for p in one.places] == [(1, 1), (1, 3), (3, 3), (4, 2)]
     assert one.tied == (("A", "B"),)

@@ -23,7 +23,8 @@ def printed(name, metric, *at):
 
 @pytest.mark.parametrize("e", entries(), ids=names())
 def test_every_name_a_cell_uses_is_known_or_listed_as_missing(e, own_home):
-    reads, looker = READS[e.kind], RequirementCheck(Home(own_home))
+    reads = READS[e.kind]
+    looker = RequirementCheck(Home(own_home))
     for cell in e.cells:
         missing = {(n.kind, n.name) for n in looker.missing(e, cell)}
         if "method" in reads:
@@ -170,7 +171,8 @@ def test_printed_sizes_add_up_and_parameters_are_products():
         for cell in entry(name).cells:
             clients, sizes, total = cell.printed
             numbers = [int(n) for n in sizes.text.split(", ")]
-            assert (len(numbers), sum(numbers)) == (clients.mean, total.mean)
+            assert len(numbers) == clients.mean
+            assert sum(numbers) == total.mean
     for k in (1, 2, 3):
         found, _ = printed("fedpcl-table14", "head_params", str(k))
         assert found == 512 * k * 256 + 256 * 10

@@ -21,7 +21,8 @@ def test_an_asynchronous_run_is_another_run_and_says_what_was_simulated():
     done = ok(f"train --method fedavg --asynchronous 3 --eval-every 2 --seeds 0,1 {WORDS}").data
     assert done["digest"] != plain["digest"]
     timing = done["timing"]
-    assert (timing["asynchronous"], timing["client_durations"]) == (3, "half-normal")
+    assert timing["asynchronous"] == 3
+    assert timing["client_durations"] == "half-normal"
     rounds = rounds_of(Path(done["path"]))
     last = [r["diagnostics"]["simulated_time"] for r in rounds if r["round"] == 4]
     assert timing["simulated_time"] == pytest.approx(np.mean(last))
@@ -70,4 +71,4 @@ def test_what_does_not_go_with_asynchronous_rounds_is_answered(words, why):
 @pytest.mark.parametrize("method", ["scaffold", "fed3r", "solo", "central"])
 def test_methods_whose_uploads_cannot_wait_are_refused(method):
     must_fail(method, f"train --method {method} --asynchronous 2 --scheme iid --clients {M}")
-    assert ok("methods info", method).data["asynchronous"] is False
+    assert ok(f"methods info {method}").data["asynchronous"] is False

@@ -46,7 +46,7 @@ def test_a_journal_that_a_killed_ingest_left_is_named_and_removed(tmp_path, monk
         patched.setattr(Path, "unlink", killed)
         store = ingested(tmp_path)
     (journal,) = store.glob("journal-*")
-    (store / "locks" / "x.json").write_text("{}")
+    (store / "locks/x.json").write_text("{}")
     assert listed() == {journal.name: "leftovers", "x.json": "leftovers"}
     assert verify(store).ok
     ok({"gc": "gc --delete", "ingest": f"ingest {tmp_path}/mine.npz --name mine"}[remover])
@@ -71,12 +71,12 @@ def test_leftovers_are_listed_and_deleted_when_told(home):
     (store,) = (home / "stores").glob("*.zarr")
     assert listed() == {}  # and none of the models of the run
     made = [
-        home / "scratch" / f".predict.{DEAD}-x.partial",
-        home / "stores" / f".x.zarr.{DEAD}-abc.partial",
-        home / "runs" / f".result.json.{DEAD}.partial",
-        home / "flower" / "rows-0123" / "job" / "client" / f".after-1.safetensors.{DEAD}-0.partial",
-        store / "features" / "old-00000000" / "c" / "0",
-        home / "flower" / "loopback" / f"up.{DEAD}-abc",
+        home / f"scratch/.predict.{DEAD}-x.partial",
+        home / f"stores/.x.zarr.{DEAD}-abc.partial",
+        home / f"runs/.result.json.{DEAD}.partial",
+        home / f"flower/rows-0123/job/client/.after-1.safetensors.{DEAD}-0.partial",
+        store / "features/old-00000000/c/0",
+        home / f"flower/loopback/up.{DEAD}-abc",
     ]
     for path in made:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,8 +84,8 @@ def test_leftovers_are_listed_and_deleted_when_told(home):
             path.mkdir()
             path = path / "server.log"
         path.write_bytes(b"x" * 1000)
-    (home / "flower" / "loopback" / f"up.{os.getpid()}-abc").mkdir()
-    mine = home / "runs" / f".y.{os.getpid()}.partial"
+    (home / f"flower/loopback/up.{os.getpid()}-abc").mkdir()
+    mine = home / f"runs/.y.{os.getpid()}.partial"
     mine.write_bytes(b"x")  # this process is alive
     assert listed() == {p.name: "leftovers" for p in made}
     done = ok("gc --delete")
@@ -101,7 +101,7 @@ def test_a_store_that_is_written_and_a_damaged_one_are_left_alone(home):
     (store,) = (home / "stores").glob("*.zarr")
     stray = store / "stray.bin"
     stray.write_bytes(b"x")
-    with hold_lock(store / "locks" / "a.lock", "a", wait=False):
+    with hold_lock(store / "locks/a.lock", "a", wait=False):
         assert listed() == {}
     assert listed() == {"stray.bin": "leftovers"}
     (store / "manifest.json").write_bytes(b"{}")
@@ -109,7 +109,7 @@ def test_a_store_that_is_written_and_a_damaged_one_are_left_alone(home):
 
 
 def test_runs_without_a_result_are_given_up_after_some_days(home):
-    run = home / "runs" / "0123456789abcdef"
+    run = home / "runs/0123456789abcdef"
     run.mkdir()
     (run / "config.toml").write_text("[train]\n")
     assert listed() == {}
@@ -121,7 +121,7 @@ def test_runs_without_a_result_are_given_up_after_some_days(home):
     assert len(list(run.parent.iterdir())) == 1, "the run with a result stays"
 
 
-def test_unfinished_arrays_are_given_up_after_some_days_and_the_store_stays(own_home):
+def test_unfinished_arrays_are_given_up_after_some_days_and_the_store_stays():
     """As of an extraction that cannot be completed: its file is gone, or its model writes no numbers."""
     place = Home.from_environment().stores / "toy.zarr"
     place.parent.mkdir(parents=True)
@@ -131,7 +131,7 @@ def test_unfinished_arrays_are_given_up_after_some_days_and_the_store_stays(own_
     (journal,) = place.glob("journal-*")
     assert listed() == {}
     assert listed("--days", 0) == dict.fromkeys((journal.name, toy_store.KEYS[1]), "given-up")
-    with hold_lock(place / "locks" / "a.lock", "a", wait=False):
+    with hold_lock(place / "locks/a.lock", "a", wait=False):
         assert listed("--days", 0) == {}
     ok("gc --days 0 --delete")
     assert listed("--days", 0) == {}
@@ -143,7 +143,7 @@ def test_unfinished_arrays_are_given_up_after_some_days_and_the_store_stays(own_
 
 def test_results_of_other_code_and_stores_of_other_content(home, tmp_path, monkeypatch):
     monkeypatch.setattr(garbage, "code_digest", lambda _method: "another")
-    somebodys = home / "runs" / "somebody's"
+    somebodys = home / "runs/somebody's"
     somebodys.mkdir()
     write_result(somebodys / "result.json", {"method": "mine", "code": "c"})
     assert list(listed("--kind", "old-runs").values()) == ["old-runs"], (

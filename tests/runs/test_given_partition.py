@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from command import ok
+from refusal import refused
 
 import fedcache as fc
 from fedcache.errors import FedcacheError, UsageError
@@ -126,8 +127,8 @@ def test_a_csv_may_say_the_split(store, tmp_path):
 @pytest.mark.parametrize(
     ("clients", "validation", "said"),
     [
-        ({"a": [0, 1], "b": [1, 2]}, None, "Row 1 .*'a' and 'b'"),
-        ({"a": np.zeros((1, 2), int)}, None, r"\(1, 2\)"),
+        ({"a": [0, 1], "b": [1, 2]}, None, "'a' and 'b'"),
+        ({"a": np.zeros((1, 2), int)}, None, "(1, 2)"),
         ({"a": [0.5]}, None, "float64"),
         ({"a": ([0], [0])}, None, "both a training row and a test row"),
         (lambda _store: 3, None, "3"),
@@ -139,8 +140,7 @@ def test_a_csv_may_say_the_split(store, tmp_path):
     ],
 )
 def test_what_is_no_partition_is_refused(store, clients, validation, said):
-    with pytest.raises(UsageError, match=said):
-        fc.partition(store, clients, validation=validation)
+    refused(lambda: fc.partition(store, clients, validation=validation), said)
 
 
 @pytest.mark.parametrize(

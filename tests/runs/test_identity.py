@@ -20,7 +20,8 @@ def package(tmp_path_factory):
 
 def changed(root, file, old, new):
     """Whether the digest of the code of fedavg differs while ``old`` is ``new`` in a file."""
-    before, path = digest_of_code(root, "fedavg"), root / file
+    before = digest_of_code(root, "fedavg")
+    path = root / file
     text = path.read_text()
     assert text.count(old) >= 1, f"{file} does not hold {old!r}"
     path.write_text(text.replace(old, new, 1))

@@ -62,7 +62,7 @@ def write(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_method_of_ones_own_trains_and_is_found_again(tmp_path, write, own_home):
+def test_a_method_of_ones_own_trains_and_is_found_again(tmp_path, write):
     store = ingested(tmp_path)
     parts = fc.partition(store, "iid", clients=3)
 
@@ -71,11 +71,13 @@ def test_a_method_of_ones_own_trains_and_is_found_again(tmp_path, write, own_hom
 
     module = write()
     run = train(module.METHOD)
-    assert (run.result["method"], run.result["code"]) == ("mine", own_digest(module.METHOD))
+    assert run.result["method"] == "mine"
+    assert run.result["code"] == own_digest(module.METHOD)
     assert train(write().METHOD).reused, "the same files imported again"
     assert not train(write(FILE.replace("FACTOR *", "-FACTOR *")).METHOD).reused
     assert not train(write(helper="FACTOR = 0.25\n").METHOD).reused
-    renamed, known = train(write().RENAMED), train("fedavg")
+    renamed = train(write().RENAMED)
+    known = train("fedavg")
     assert renamed.accuracy == known.accuracy
     assert renamed.path != known.path
     assert train(METHODS["fedavg"]).path == known.path, "the object that comes along is its name"
@@ -83,7 +85,7 @@ def test_a_method_of_ones_own_trains_and_is_found_again(tmp_path, write, own_hom
 
 
 @pytest.mark.slow
-def test_the_digest_changes_with_everything_that_is_bound(write, monkeypatch):
+def test_the_digest_changes_with_everything_that_is_bound(write):
     module = write()
     plain = own_digest(module.METHOD)
     others = [
@@ -135,8 +137,9 @@ def test_what_has_no_honest_digest_is_refused(tmp_path, write):
     refused(lambda: fc.grid(module.METHOD, lr=[0.1], jobs=2), "mine")
 
 
-def test_a_method_of_ones_own_is_a_point_of_a_grid_like_any_other(tmp_path, write, own_home):
-    store, module = ingested(tmp_path), write()
+def test_a_method_of_ones_own_is_a_point_of_a_grid_like_any_other(tmp_path, write):
+    store = ingested(tmp_path)
+    module = write()
     parts = fc.partition(store, "iid", clients=3)
     done = fc.grid([module.METHOD, "fedavg"], store, parts, options={"rounds": 2}, lr=[0.1, 0.01])
     assert [point.method for point in done.points] == ["mine", "mine", "fedavg", "fedavg"]

@@ -103,7 +103,8 @@ def test_a_run_of_an_earlier_release_keeps_its_partition_as_json(store):
     words = f"train --method fed3r --store {store.path} --scheme iid --clients 3"
     path = place_of(words)
     # The directory as an earlier release left it: the partition as JSON, named by configuration and result.
-    new, old = path / "partition-0.partition", path / "partition-0.json"
+    new = path / "partition-0.partition"
+    old = path / "partition-0.json"
     made = fc.Partition.load(new)
     old.write_bytes(canonical_json(made.to_payload()))
     new.unlink()

@@ -57,8 +57,8 @@ def test_a_partition_is_saved_under_its_name_unless_that_is_not_wanted():
 
 
 def test_rows_without_labels_are_refused_where_labels_are_read():
-    labels = np.where(np.arange(40) < 15, -1, np.arange(40) % 2)
-    partly, none = store(labels, name="partly"), store(np.full(40, -1), name="none")
+    partly = store(np.where(np.arange(40) < 15, -1, np.arange(40) % 2), name="partly")
+    none = store(np.full(40, -1), name="none")
     fed3r = METHODS["fed3r"]
     need_labels(fed3r, partly, None)  # some rows have labels, and only those may be dealt
     need_labels(fed3r, partly, np.arange(15, 30))
@@ -79,14 +79,16 @@ def test_rows_without_labels_are_refused_where_labels_are_read():
     ],
 )
 def test_a_scheme_and_its_clients_are_those_of_the_paper(method, config, domain, chosen, notes):
-    heard, place = Heard(), store(domains=np.where(np.arange(40) % 4 < 2, "ink", "pen"))
+    heard = Heard()
+    place = store(domains=np.where(np.arange(40) % 4 < 2, "ink", "pen"))
     asked = METHODS[method], place, PartitionConfig(*config), domain, heard
     assert default_partition(*asked) == chosen
     assert len(heard.notes) == notes
 
 
 def dealt(train, config, **how):
-    heard, place = Heard(), store()
+    heard = Heard()
+    place = store()
     make_partition(place, "iid", clients=3, seed=9, name="saved")
     asked = METHODS["fed3r"], place, TrainConfig(**train), config, [4, 2]
     found, name = partition_seeds(*asked, **{"repartition": False, **how}, observer=heard)
@@ -96,13 +98,19 @@ def dealt(train, config, **how):
 def test_seeds_share_a_partition_unless_each_draws_its_own():
     shared, name, notes = dealt({}, PartitionConfig("iid", 2, seed=5))
     assert list(shared) == [4, 2]
-    assert (shared[4].seed, shared[4] is shared[2], name) == (5, True, None)
+    assert shared[4].seed == 5
+    assert shared[4] is shared[2]
+    assert name is None
     assert notes == [f"{shared[4].summary()}."]
     own, _, _ = dealt({}, PartitionConfig("iid", 2, seed=5), repartition=True)
-    assert (own[4].seed, own[2].seed) == (4, 2)
+    assert own[4].seed == 4
+    assert own[2].seed == 2
     assert own[4].digest != own[2].digest
     saved, name, notes = dealt({"partition": "saved"}, PartitionConfig())
-    assert (saved[4].seed, saved[4] is saved[2], name, notes) == (9, True, "saved", [])
+    assert saved[4].seed == 9
+    assert saved[4] is saved[2]
+    assert name == "saved"
+    assert notes == []
 
 
 def test_only_what_the_paper_chose_is_scaled_down():

@@ -36,7 +36,7 @@ def seed(number, accuracies, **changes):
         "per_client": np.array([0.25, None], float),
         "classes_owned": np.array([1, 2]),
     }
-    return SeedResult(**{**whole, **changes})
+    return SeedResult(**whole | changes)
 
 
 def test_mean_and_deviation_of_known_values_alone():
@@ -111,7 +111,9 @@ def test_staleness_is_a_mean_over_updates_and_time_one_over_seeds():
         "staleness_max": 5,
     }
     idle = results._timing(rule, [timed(0, ([], 2.0, None, 0))])
-    assert (idle["updates"], idle["staleness_mean"], idle["staleness_max"]) == (0, 0.0, None)
+    assert idle["updates"] == 0
+    assert idle["staleness_mean"] == 0.0
+    assert idle["staleness_max"] is None
     assert results._timing(TimingRule(durations="equal"), [first, second]) == {
         "client_durations": "equal",
         "simulated_time": 4.5,
@@ -123,11 +125,12 @@ def test_a_seed_is_read_as_it_was_written_and_as_earlier_releases_wrote_it(clien
     written = seed(3, (None, 0.5), clients=clients, attackers=["q"], confusion=[[1, 0], [2, 3]])
     plain = json.loads(json.dumps(written.to_dict()))
     lists = {"per_client": [0.25, None], "classes_owned": [1, 2], "clients": list(clients)}
-    earlier = {**plain, **lists}
+    earlier = plain | lists
     for found in (SeedResult.from_dict(plain), SeedResult.from_dict(earlier)):
         assert list(found.clients) == list(clients)
         assert np.array_equal(found.per_client, [0.25, np.nan], equal_nan=True)
-        assert (found.per_client.dtype, found.classes_owned.dtype) == (np.float64, np.int64)
+        assert found.per_client.dtype == np.float64
+        assert found.classes_owned.dtype == np.int64
         assert found.classes_owned.tolist() == [1, 2]
         assert {**found.to_dict(), "clients": 0} == {**written.to_dict(), "clients": 0}
     assert type(SeedResult.from_dict(plain).clients) is type(clients)

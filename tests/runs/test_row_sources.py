@@ -48,14 +48,16 @@ def test_all_arrays_are_concatenated_as_far_as_they_have_views():
     assert any(note.startswith("Training uses 2 view(s) of each backbone") for note in heard.notes)
     assert inputs.features.arrays == keys
     assert inputs.features.digests == tuple(place.arrays[key].digest for key in keys)
-    assert (inputs.domains, inputs.classes) == (("ink", "pen"), ("cat", "dog"))
+    assert inputs.domains == ("ink", "pen")
+    assert inputs.classes == ("cat", "dog")
     assert inputs.data.domain.tolist() == 5 * [0, 0, 1, 1]
     assert inputs.data.y.tolist() == 10 * [0, 1]
     assert inputs.dataset["ok"] == ROWS
 
 
 def test_points_of_a_grid_read_features_draw_rows_and_warn_once():
-    place, cache = store(np.zeros(ROWS, int)), InputCache()
+    place = store(np.zeros(ROWS, int))
+    cache = InputCache()
     first, heard = prepared(place, "fedavg", cache)
     assert len([warning for warning in heard.warnings if "(cat)" in warning]) == 1
     again, heard = prepared(place, "fedavg", cache, set={"lr": "0.5"})
@@ -77,7 +79,8 @@ def sites(place, folder):
 
 
 def test_shards_do_not_go_where_others_are(tmp_path):
-    place, rows = store(), np.array([0, 1])
+    place = store()
+    rows = np.array([0, 1])
     folder = sites(place, tmp_path / "sites")
     assert sites(place, folder) == folder, "the same ones are there already"
     for clients, said in (("p", r"1-q\.zarr"), ("pq", "digest")):
@@ -106,11 +109,13 @@ def test_rows_that_several_client_stores_hold_are_read_once(tmp_path):
     assert trained == {"p": [1, 2, 3], "q": [0, 2, 4, 5]}
     assert partition.test.tolist() == [6, 7, 8, 9, 10]
     assert partition.validation is None
-    assert (inputs.dataset["digest"], inputs.dataset["rows"]) == (place.dataset["digest"], 17)
+    assert inputs.dataset["digest"] == place.dataset["digest"]
+    assert inputs.dataset["rows"] == 17
 
 
 def test_client_stores_bring_the_rows_to_choose_by(tmp_path):
-    place, test = store(), np.arange(15, ROWS)
+    place = store()
+    test = np.arange(15, ROWS)
     held = [("p", np.array([1, 7]), test), ("q", np.array([0, 9, 14]), test)]
     write_shards(place, held, tmp_path / "sites", [np.array([5, 6]), None])
     (partition,) = of_shards(tmp_path / "sites", "fedncm", backbones=("a",)).partitions.values()

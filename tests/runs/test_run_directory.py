@@ -73,7 +73,8 @@ def test_a_restart_forgets_the_checkpoints_of_some_seeds(tmp_path):
 
 
 def test_a_checkpoint_of_another_seed_or_run_is_found(tmp_path):
-    run, other = directory(tmp_path), directory(tmp_path, "fedprox")
+    run = directory(tmp_path)
+    other = directory(tmp_path, "fedprox")
     for made in (run, other):
         for seed in (0, 1):
             made.save_checkpoint(seed, TENSORS, STATE)
@@ -87,7 +88,9 @@ def test_a_checkpoint_of_another_seed_or_run_is_found(tmp_path):
 
 
 def test_a_finished_seed_of_another_seed_or_run_is_found(tmp_path):
-    run, other, said = directory(tmp_path), directory(tmp_path, "fedprox"), []
+    run = directory(tmp_path)
+    other = directory(tmp_path, "fedprox")
+    said = []
     for seed in (0, 1):
         run.save_seed(seed, {"accuracy": seed})
     other.save_seed(0, {"accuracy": 0.5})
@@ -99,7 +102,8 @@ def test_a_finished_seed_of_another_seed_or_run_is_found(tmp_path):
 
 
 def test_a_run_with_a_damaged_checkpoint_begins_again_to_the_same_bits(shapes):
-    home, dealt = Home(Path(os.environ["FEDCACHE_HOME"])), PartitionConfig("iid", 3)
+    home = Home(Path(os.environ["FEDCACHE_HOME"]))
+    dealt = PartitionConfig("iid", 3)
     config = TrainConfig(method="fedavg", rounds=4, seeds="0")
     whole = loop.train(config, home, partition=dealt, runs=home.root / "whole")
     first = StopsAfter(2)

@@ -51,7 +51,8 @@ def test_the_second_training_of_a_run_waits_and_returns_the_result_of_the_first(
         waited = heard.begun.wait(20)
         pause.go.set()
     assert waited, "the second trained the same run beside the first"
-    assert (first.result().reused, second.result().reused) == (False, True)
+    assert first.result().reused is False
+    assert second.result().reused is True
     assert first.result().result == second.result().result
 
 

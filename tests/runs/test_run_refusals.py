@@ -1,12 +1,12 @@
 """What the parts of a run say and do where something is missing, damaged, of a device or of an earlier release."""
 
 import os
-import pickle
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
 from refusal import corruption, machine_error, refused, store_error
+from sent import sent
 
 from fedcache.errors import UsageError
 from fedcache.runs import run_models
@@ -24,15 +24,18 @@ from fedcache.runs.run import values_of
 
 def test_a_damaged_run_crosses_a_process():
     error = DamagedRunError(Path("runs/a/result.json"), "is gone")
-    again = pickle.loads(pickle.dumps(error))
+    again = sent(error)
     assert type(again) is DamagedRunError
-    assert (again.code, again.message, again.hint) == (error.code, error.message, error.hint)
+    assert again.code == error.code
+    assert again.message == error.message
+    assert again.hint == error.hint
 
 
 def test_what_killed_writers_left_in_a_run_is_removed_when_it_is_old(tmp_path):
     run = RunDirectory(tmp_path, Identity({"method": "fedavg"}, ["r"], "d", "p", "c"))
     run.begin({"method": "fedavg"}, {})
-    old, new = run.path / ".a.partial", run.path / ".b.partial"
+    old = run.path / ".a.partial"
+    new = run.path / ".b.partial"
     old.touch()
     new.touch()
     os.utime(old, (1, 1))
@@ -46,7 +49,8 @@ def test_a_result_of_an_earlier_release_names_its_execution_as_now(tmp_path):
     for former, now in EXECUTIONS_OF_0_1.items():
         write_result(path, {"method": "x", "lift": former})
         found = read_result(path)
-        assert (found["execution"], "lift" in found) == (now, False)
+        assert found["execution"] == now
+        assert "lift" not in found
 
 
 def test_what_cannot_be_deleted_is_named_with_what_is_gone(tmp_path, monkeypatch):
@@ -57,8 +61,7 @@ def test_what_cannot_be_deleted_is_named_with_what_is_gone(tmp_path, monkeypatch
 
 def test_swept_words_are_numbers_where_all_are():
     for made in ([1, 2, None], [1.0, 0.5], ["1", "b"]):
-        found = values_of([value and str(value) for value in made])
-        assert repr(found) == repr(made)
+        assert repr(values_of([value and str(value) for value in made])) == repr(made)
 
 
 def test_a_model_that_cannot_be_saved_costs_no_run_unless_it_was_asked_for(tmp_path, monkeypatch):

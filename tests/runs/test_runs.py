@@ -31,10 +31,8 @@ def test_a_result_with_a_damaged_promise_is_not_returned(shapes, name, harm):
         path.unlink()
     else:
         path.write_bytes(before.replace(b"fed3r", b"fed3q").replace(b"0", b"7", 1))
-    error = must_fail(str(path), words, code=5)
-    assert "--fresh" in error["hint"]
-    again = ok(words, "--fresh").data
-    assert again["accuracy"] == first["accuracy"]
+    assert "--fresh" in must_fail(str(path), words, code=5)["hint"]
+    assert ok(words, "--fresh").data["accuracy"] == first["accuracy"]
     assert path.read_bytes() == before
     assert ok(words).data["reused"]
 
@@ -42,7 +40,8 @@ def test_a_result_with_a_damaged_promise_is_not_returned(shapes, name, harm):
 def test_a_repeated_command_prints_the_stored_result_and_checks_the_features_again(shapes):
     first = fedcache(FED3R)
     second = fedcache(FED3R)
-    assert (second.code, second.out) == (0, first.out)
+    assert second.code == 0
+    assert second.out == first.out
     assert "The same run is stored already" in second.err
     flip_bit(next(path for path in sorted((shapes / "features").rglob("*")) if path.is_file()))
     assert fedcache(FED3R).code == 5
@@ -62,7 +61,7 @@ def test_damaged_measurements_are_a_warning_and_no_error(shapes):
 
 
 def test_the_same_result_has_the_same_bits_wherever_store_and_runs_lie(shapes, tmp_path):
-    moved = shutil.copytree(shapes, tmp_path / "elsewhere" / "other.zarr")
+    moved = shutil.copytree(shapes, tmp_path / "elsewhere/other.zarr")
     results = []
     for number, place in enumerate((shapes, moved)):
         run = place_of(f"{FED3R} --store {place} --runs {tmp_path}/runs{number}")

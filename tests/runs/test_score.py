@@ -70,4 +70,4 @@ def test_a_table_says_when_only_personal_models_know_the_class_shares_of_the_tes
     assert unlike_tests([personal, with_prior]) is None
     assert unlike_tests([plain, plain]) is None
     balanced = {"partition": {"args": {"test_protocol": "balanced"}}}
-    assert unlike_tests([{**personal, **balanced}, {**plain, **balanced}]) is None
+    assert unlike_tests([personal | balanced, plain | balanced]) is None

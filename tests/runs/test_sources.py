@@ -22,7 +22,7 @@ def images(tmp_path):
 
 
 def extract(images, words):
-    return place_of(f"extract {SMALL} {words} --dataset", f"folder:{images}")
+    return place_of(f"extract {SMALL} {words} --dataset folder:{images}")
 
 
 def reopened(path, prefix):
@@ -67,18 +67,18 @@ def test_without_extraction_the_exact_command_is_given(images):
     )
     for prefix, name in (("random", "random-projection@16"), ("glyph", "glyph-clip")):
         key = reopened(path, prefix)
-        done = fedcache(f"{FED3R} --no-extract --json --backbones", name)
-        assert done.code == 4, done.err
+        done = fedcache(f"{FED3R} --no-extract --json --backbones {name}")
+        assert done.code == 4
         assert key in done.envelope["error"]["message"]
         (array,) = follow(done).data["arrays"]
-        assert (array["key"], array["forward_batches"]) == (key, 2)
+        assert array["key"] == key
+        assert array["forward_batches"] == 2
         assert not Store.open(path).unfinished()
 
 
 @pytest.mark.slow
 def test_an_unfinished_array_that_is_not_needed_is_left_out_aloud(images):
-    path = extract(images, "--backbones random-projection,glyph-clip")
-    key = reopened(path, "glyph")
+    key = reopened(extract(images, "--backbones random-projection,glyph-clip"), "glyph")
     done = ok(FED3R)
     assert len(done.data["arrays"]) == 1
     (warning,) = done.envelope["warnings"]
@@ -92,11 +92,11 @@ def test_a_store_elsewhere_is_completed_in_place(images, tmp_path, monkeypatch, 
     path = extract(images, f"--backbones random-projection --store {tmp_path}/mine.zarr")
     key = reopened(path, "random")
     with monkeypatch.context() as patch:  # a home that did not order the array cannot complete it
-        patch.setenv("FEDCACHE_HOME", str(tmp_path / "another"))
-        error = must_fail(key, f"{FED3R} --store", path, code=4)
+        patch.setenv("FEDCACHE_HOME", f"{tmp_path}/another")
+        error = must_fail(key, f"{FED3R} --store {path}", code=4)
         assert f"fedcache extract --store {path} --backbones random-projection" in error["hint"]
-    must_fail(f"--store {path}", f"{FED3R} --no-extract --store", path, code=4)
-    assert ok(f"{FED3R} --store", path).data["rounds"] == 1
+    must_fail(f"--store {path}", f"{FED3R} --no-extract --store {path}", code=4)
+    assert ok(f"{FED3R} --store {path}").data["rounds"] == 1
     assert not (own_home / "stores").exists()
 
 
@@ -105,7 +105,7 @@ def test_a_part_of_what_the_folder_held_before_is_not_offered(images):
     first = next(images.rglob("*.png"))
     (first.parent / "another.png").write_bytes(first.read_bytes() + b"\0")
     extract(images, "--backbones random-projection --limit 8")
-    error = must_fail("8 images", f"{FED3R} --dataset", f"folder:{images}", code=4)
+    error = must_fail("8 images", f"{FED3R} --dataset folder:{images}", code=4)
     assert str(old) not in error["hint"]
 
 

@@ -31,9 +31,7 @@ def shelf(*keys, text=(), name="s.zarr", **recipes):
         backbone, _, size = key.partition("/")[0].partition("@")
         recipe = {"backbone": backbone, "size": int(size or 0)}
         kind = "uint8" if backbone == "pixels" else "float16"
-        arrays[key] = ArrayInfo(
-            {**recipe, **recipes.get(backbone, {})}, {}, (9, 1, 4), kind, 8, (0, 0)
-        )
+        arrays[key] = ArrayInfo(recipe | recipes.get(backbone, {}), {}, (9, 1, 4), kind, 8, (0, 0))
     return SimpleNamespace(
         arrays=arrays,
         path=Path(name),
@@ -109,7 +107,8 @@ def test_a_method_with_text_takes_one_backbone(method):
 
 
 def test_every_client_store_must_have_the_same_arrays():
-    first, second = shelf("a@16", "b", text=("b",)), shelf("b", "a@16", name="t.zarr", text=("b",))
+    first = shelf("a@16", "b", text=("b",))
+    second = shelf("b", "a@16", name="t.zarr", text=("b",))
     assert common_arrays([first, second], TrainConfig(), False) == ["a@16", "b"]
     assert common_arrays([first, second], TrainConfig(), True) == ["b"]
     other = shelf("a@16", "b", name="t.zarr", b={"views": 2})
@@ -129,7 +128,8 @@ def test_an_encoder_is_trained_on_one_array_of_images():
     store_error(lambda: image_array(method, shelf("a"), []), "s.zarr has none")
 
 
-CLIPS, RESNETS = ("glyph-clip", "clip-rn50"), ("resnet18-birds", "resnet18-aircraft")
+CLIPS = ("glyph-clip", "clip-rn50")
+RESNETS = ("resnet18-birds", "resnet18-aircraft")
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,8 @@ CLIPS, RESNETS = ("glyph-clip", "clip-rn50"), ("resnet18-birds", "resnet18-aircr
     ],
 )
 def test_what_is_done_to_features_follows_their_backbones(value, preset, keys, post):
-    heard, store = Heard(), shelf(*CLIPS, *RESNETS, "a", text=CLIPS)
+    heard = Heard()
+    store = shelf(*CLIPS, *RESNETS, "a", text=CLIPS)
     hp = {"feat_post": value}
     assert feat_post_for(hp, False, preset, store, keys, heard) == post
     assert bool(heard.notes) == (post in ("l2", "sign"))

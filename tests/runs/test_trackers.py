@@ -79,7 +79,9 @@ def records(path):
     """The records of a file of W&B: blocks of 32 KiB of pieces with a checksum, a length and a kind."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    raw, at, whole = path.read_bytes(), 7, b""
+    raw = path.read_bytes()
+    at = 7
+    whole = b""
     assert raw.startswith(b":W&B")
     while at + 7 <= len(raw):
         if (left := 32768 - at % 32768) < 7:
@@ -190,7 +192,7 @@ def told(name, line, place, home):
     if name != "trackio":
         return ok(line)
     done = apart(line, "--json", home=home)
-    assert done.code == 0, done.err + done.out
+    assert done.code == 0
     return done
 
 
@@ -214,7 +216,7 @@ def is_that_of(one, path, seed):
     wanted = {"seed": seed, "run": path.name, "partition.scheme": "iid", "eval_every": 2}
     wanted |= {key: result[key] for key in ("method", "digest", "code", "rounds")}
     shown = {k: "auto" if v is None else v for k, v in result["hyperparameters"].items()}
-    for key, value in {**wanted, **shown}.items():
+    for key, value in (wanted | shown).items():
         assert given[key] == str(value), key
 
 
@@ -269,7 +271,7 @@ def test_points_of_a_grid_are_a_group_also_beyond_the_seeds_that_are_written_at_
 
 
 @pytest.mark.parametrize("name", RESUMED)
-def test_a_run_that_is_resumed_or_begins_anew_is_tracked_once(tmp_path, own_home, name):
+def test_a_run_that_is_resumed_or_begins_anew_is_tracked_once(tmp_path, name):
     pytest.importorskip(name)
     config = TrainConfig(method="fedavg", rounds=4, participation="all", eval_every=2)
     home = Home.from_environment()
@@ -297,7 +299,7 @@ def test_a_run_that_is_resumed_or_begins_anew_is_tracked_once(tmp_path, own_home
 
 
 @pytest.mark.parametrize("name", choose.TRACKERS)
-def test_what_is_not_installed_is_refused_before_any_work(tmp_path, own_home, monkeypatch, name):
+def test_what_is_not_installed_is_refused_before_any_work(own_home, monkeypatch, name):
     package = {"mlflow": "sqlalchemy"}.get(name, name)
     monkeypatch.setattr(
         choose, "find_spec", lambda asked: None if asked == package else find_spec(asked)
@@ -374,7 +376,8 @@ def test_on_round_is_told_what_the_result_says(mine, dealt):
 @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_hook_and_observer_of_a_grid_are_told_which_point(mine, dealt, jobs):
     told = []
-    observer, heard = Silent(), []
+    observer = Silent()
+    heard = []
     observer.round_done = heard.append
     options = {"rounds": 2, "execution": "sequential"}
     how = {"on_round": told.append, "observer": observer, "options": options, "jobs": jobs}

@@ -184,7 +184,5 @@ def test_what_the_paper_settles_is_said_unless_it_was_asked_for(tmp_path, words,
     ingested(tmp_path)
     done = ok(f"train --method {words} {IID} -v")
     assert "dataset extracted last" in done.err
-    assert (done.err.count("paper; change with --"), len(done.envelope["warnings"])) == (
-        notes,
-        warnings,
-    )
+    assert done.err.count("paper; change with --") == notes
+    assert len(done.envelope["warnings"]) == warnings

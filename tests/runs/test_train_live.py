@@ -59,7 +59,7 @@ def test_nothing_extracted_brings_tower_and_images(tmp_path):
     )
     named = "--backbones glyph-clip"
     done = ok(f"train --method atpfl --dataset folder:{images} {named} {IID} {ONE}").data
-    held = Store.open(next((tmp_path / "home" / "stores").glob("*.zarr")))
+    held = Store.open(next((tmp_path / "home/stores").glob("*.zarr")))
     assert {k.split("-")[0] for k in held.arrays} == {"glyph", "pixels"}
     assert done["backbones"] == ["glyph-clip", "pixels"]
 

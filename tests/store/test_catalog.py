@@ -79,9 +79,11 @@ def test_what_killed_processes_left_in_stores_is_told_and_what_is_written_is_not
     store = create(home.stores / "s.zarr")
     fill(store, KEYS[0])
     journal, begun = (store.path / f"journal-{name}.jsonl" for name in (KEYS[0], "c-00000000"))
-    note = store.path / "locks" / "a.json"
+    note = store.path / "locks/a.json"
     dead, alive = (store.path / f".x.{pid}-00.partial" for pid in (2**22 + 1, os.getpid()))
-    stray, new, old = store.path / "stray", store.path / "new.partial", store.path / "old.partial"
+    stray = store.path / "stray"
+    new = store.path / "new.partial"
+    old = store.path / "old.partial"
     for file in (journal, dead, alive, stray, new, old):
         file.touch()
     note.write_text("{}")

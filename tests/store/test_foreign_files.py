@@ -19,7 +19,8 @@ from fedcache.extract.planning.ingest import open_any
 from fedcache.tables.roles import ColumnChoice
 from fedcache.tables.words import FileRows
 
-N, D = 24, 5
+N = 24
+D = 5
 X = np.random.default_rng(0).normal(size=(N, D)).astype("f4").round(3)
 Y = np.array([0, 1, 2] * 8)
 CLIENTS = ["u1"] * 6 + ["u10"] * 8 + ["u2"] * 10
@@ -44,9 +45,9 @@ def clip_retrieval(folder):
     for name in ("img_emb", "metadata"):
         (folder / name).mkdir(parents=True)
     for part, rows in ((2, slice(0, 10)), (10, slice(10, N))):  # 2 comes before 10
-        np.save(folder / "img_emb" / f"img_emb_{part}.npy", X[rows])
+        np.save(folder / f"img_emb/img_emb_{part}.npy", X[rows])
         held = {"label": Y[rows], "client": CLIENTS[rows]}
-        pd.DataFrame(held).to_parquet(folder / "metadata" / f"metadata_{part}.parquet")
+        pd.DataFrame(held).to_parquet(folder / f"metadata/metadata_{part}.parquet")
 
 
 HELD = {"features": X, "labels": Y, "client": CLIENTS}
@@ -105,7 +106,7 @@ def pfllib(path):
 
 REFUSED = {
     "pfl/train/u1.npz": pfllib,
-    "pfl": lambda path: pfllib(path / "train" / "u1.npz"),
+    "pfl": lambda path: pfllib(path / "train/u1.npz"),
     "p.npz": lambda path: np.savez(path, held=HELD),
     "t.pkl": RECORDS.to_pickle,
     "d.pickle": lambda path: path.write_bytes(pickle.dumps(HELD)),

@@ -35,7 +35,8 @@ def test_a_store_keeps_groups_and_their_change_is_told(tmp_path):
     assert again.group("site").words == ("z",)
     assert again.dataset["digest"] == digest
     report = verify(store.path)
-    assert (report.problems, report.notes) == ([], [])
+    assert report.problems == []
+    assert report.notes == []
 
 
 def test_refusals_name_what_is_there(tmp_path):
@@ -54,7 +55,7 @@ def test_a_flipped_bit_is_found_and_repair_forgets_the_group(tmp_path, at):
     store = store_at(tmp_path / "s.zarr")
     groups = {"site": Group.of(["x", "y"] * 6)}
     put_groups(store, groups)
-    flip_bit(store.path / "groups" / "site.group", at)
+    flip_bit(store.path / "groups/site.group", at)
     corruption(lambda: Store.open(store.path).group("site"))
     assert [p["file"] for p in verify(store.path).problems] == ["groups/site.group"]
     repair(store.path)

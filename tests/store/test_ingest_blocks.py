@@ -92,13 +92,15 @@ def test_a_large_array_has_few_chunk_files(tmp_path, monkeypatch):
     file = write(tmp_path / "e.npz", values(2500, 6), labels=np.arange(2500) % 3)
     store = Store.from_content(content_of(file), tmp_path / "s.zarr")
     (info,) = store.arrays.values()
-    assert (info.chunk_rows, len(info.chunks)) == (1024, 3)
+    assert info.chunk_rows == 1024
+    assert len(info.chunks) == 3
     assert np.array_equal(rows_of(store), values(2500, 6))
     assert verify(store.path).ok
 
 
 def test_a_row_is_named_by_its_values_and_an_array_by_all_of_them(tmp_path):
-    x, z = values(ROWS, 2, 6), values(ROWS, 3, dtype="float64")
+    x = values(ROWS, 2, 6)
+    z = values(ROWS, 3, dtype="float64")
     np.savez(tmp_path / "e.npz", **{"features/b": x, "features/a": z})
     content = content_of(tmp_path / "e.npz")
     single = z.astype(np.float32)
@@ -112,7 +114,8 @@ def test_a_row_is_named_by_its_values_and_an_array_by_all_of_them(tmp_path):
 
 def test_rows_in_another_order_are_the_same_store(tmp_path):
     def arranged(name, rows):
-        labels, names = np.arange(ROWS) % 5, np.array([f"{i:05}" for i in range(ROWS)])
+        labels = np.arange(ROWS) % 5
+        names = np.array([f"{i:05}" for i in range(ROWS)])
         x = values(ROWS, 6)[rows]
         file = write(tmp_path / name, x, labels=labels[rows], name=names[rows])
         content = content_of(file)
@@ -229,7 +232,9 @@ def test_numbered_names_are_cut_out_of_one_text_and_are_what_a_tuple_is(length, 
     words = tuple(f"{i % 10**length:0{length}d}" for i in range(count))
     found = decode_strings(encode_strings(words))
     assert isinstance(found, EqualStrings)
-    assert (len(found), tuple(found), repr(found)) == (len(words), words, repr(words))
+    assert len(found) == len(words)
+    assert tuple(found) == words
+    assert repr(found) == repr(words)
     assert found == words
     assert found != words[:-1]
     assert found.increasing == all(a < b for a, b in pairwise(words))

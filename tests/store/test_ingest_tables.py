@@ -27,7 +27,8 @@ from fedcache.tables.embeddings import open_embeddings
 from fedcache.tables.roles import ColumnChoice
 from fedcache.tables.words import Words
 
-N, D = 30, 5
+N = 30
+D = 5
 X = np.random.default_rng(0).normal(size=(N, D)).astype("f4")
 LABELS = np.arange(N) % 3
 WARDS = [None if i % 7 == 0 else f"w{i % 4}" for i in range(N)]
@@ -211,7 +212,8 @@ def test_a_torn_or_foreign_table_is_refused_in_words(tmp_path, ending):
 
 @pytest.mark.parametrize("ending", ["csv", "npz"])
 def test_rows_that_are_not_finite_are_named_and_left_out_when_asked(tmp_path, ending):
-    bad, places = X.copy(), [3, 8, 29]
+    bad = X.copy()
+    places = [3, 8, 29]
     bad[places, [1, 2, 0]] = [np.nan, np.inf, -np.inf]
     file = tmp_path / f"d.{ending}"
     if ending == "npz":
@@ -222,7 +224,8 @@ def test_rows_that_are_not_finite_are_named_and_left_out_when_asked(tmp_path, en
     error = must_fail("3, 8, 29", line, code=5)
     assert error["hint"].endswith(f"fedcache {line} --drop-nan")
     made = ok(line, "--drop-nan").data
-    assert (made["images"], made["ok"]) == (N, N - 3)
+    assert made["images"] == N
+    assert made["ok"] == N - 3
     store = Store.open(made["path"])
     listed = [(e["row"], e["name"]) for e in store.quarantined()]
     assert listed == [(row, f"{row:02}") for row in places]
@@ -233,7 +236,8 @@ def test_rows_that_are_not_finite_are_named_and_left_out_when_asked(tmp_path, en
 
 
 def test_a_row_that_one_backbone_lacks_keeps_the_features_of_the_others(tmp_path):
-    a, b = X.copy(), X.astype("f2")
+    a = X.copy()
+    b = X.astype("f2")
     a[2], b[4, 0] = np.nan, np.inf
     names = [f"{N - i:02}" for i in range(N)]  # against the order of the rows
     store = Store.from_arrays(
@@ -242,8 +246,7 @@ def test_a_row_that_one_backbone_lacks_keeps_the_features_of_the_others(tmp_path
     assert [e["name"] for e in store.quarantined()] == [names[4], names[2]]
     assert store.readable().sum() == N - 2
     for key in store.arrays:
-        missing = np.isnan(store.reader(key).all()[:, 0]).all(axis=1)
-        assert missing.sum() == 1
+        assert np.isnan(store.reader(key).all()[:, 0]).all(axis=1).sum() == 1
     corruption(
         lambda: Store.from_arrays(
             {"a": np.full((3, 2), np.nan)}, drop_nan=True, path=tmp_path / "t.zarr"
@@ -330,7 +333,8 @@ def test_a_csv_means_the_same_however_it_is_written(tmp_path, separator, encodin
 
 
 def test_another_encoding_is_refused_with_the_lines_that_convert_it(tmp_path):
-    plain, other = tmp_path / "plain.csv", tmp_path / "other.csv.gz"
+    plain = tmp_path / "plain.csv"
+    other = tmp_path / "other.csv.gz"
     plain.write_text(in_dialect(";"), "utf-8")
     other.write_bytes(gzip.compress(in_dialect(";").encode("cp1252")))
     caught = refused(lambda: open_embeddings(other), "UTF-8")

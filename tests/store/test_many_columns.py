@@ -64,7 +64,8 @@ def test_four_times_the_columns_run_four_times_the_lines(tmp_path, ending, spelt
         file = wide(tmp_path / f"{columns}.{ending}", names)
         return lambda: read_table(file, ("f" if spelt == "f{}" else "v",))
 
-    few, many = read(1500), read(6000)
+    few = read(1500)
+    many = read(6000)
     few()  # imports
     # A loop over all columns for each column runs 16 times as many.
     assert lines_run(many) <= 5 * lines_run(few)

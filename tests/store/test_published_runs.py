@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from command import fedcache, ok
 from failing_command import must_fail
+from files_now import bytes_of
 from homes import made_once
 from made_path import place_of
 from refusal import store_error
@@ -63,32 +64,30 @@ def results(store, runs):
     return found
 
 
-def models(runs):
-    return {f.name + f.parent.parent.name: f.read_bytes() for f in runs.rglob("*.safetensors")}
-
-
 def test_three_methods_give_equal_results_wherever_the_store_is(
     digits, published, bucket, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(publish, "SHARD_BYTES", 1 << 17)
     monkeypatch.setattr(byte_source, "WAITS", (0.01,) * 5)
     here = results(digits, tmp_path / "here")
-    ok("publish", digits, f"{bucket}/a/digits")
-    assert ok("verify", f"{bucket}/a/digits").data["ok"] is True
+    ok(f"publish {digits} {bucket}/a/digits")
+    assert ok(f"verify {bucket}/a/digits").data["ok"] is True
     assert results(published, tmp_path / "folder") == here
     assert results(f"{bucket}/a/digits", tmp_path / "bucket") == here
     with web_server(published.parent) as server:
         server.fail_every = 3
         assert results(f"{server.address}/digits", tmp_path / "web-runs") == here
-    assert len(models(tmp_path / "here")) == len(METHODS)
+    models = bytes_of(tmp_path / "here", "*.safetensors")
+    assert len(models) == len(METHODS)
     for other in ("folder", "bucket", "web-runs"):
-        assert models(tmp_path / other) == models(tmp_path / "here")
+        assert bytes_of(tmp_path / other, "*.safetensors") == models
 
 
 def test_a_bucket_refuses_in_one_sentence(bucket, digits):
-    must_fail("is not a store", "inspect", f"{bucket}/nothing", code=Exit.STORE)
-    missing = fedcache("publish", digits, f"{bucket}-missing/x")
-    assert (missing.code, "the bucket does not exist" in missing.err) == (Exit.STORE, True)
+    must_fail("is not a store", f"inspect {bucket}/nothing", code=Exit.STORE)
+    missing = fedcache(f"publish {digits} {bucket}-missing/x")
+    assert missing.code == Exit.STORE
+    assert "the bucket does not exist" in missing.err
     assert missing.err.count("\n") == 2
     other = Store.from_arrays({"mine": [[1.0], [2.0]]}, labels=[0, 1])
     publish.publish(other, f"{bucket}/x", "", Silent())
@@ -118,7 +117,7 @@ def test_two_processes_share_the_room_of_mirrors(tmp_path, monkeypatch):
     """Each removes chunks that the other is about to read, and both read what was published."""
     x = np.random.default_rng(0).standard_normal((512 * 12, 8)).astype(np.float32)
     store = Store.from_arrays({"mine": x}, labels=np.arange(len(x)) % 3)
-    publish.publish(store, str(tmp_path / "web" / "mine"), "", Silent())
+    publish.publish(store, f"{tmp_path}/web/mine", "", Silent())
     monkeypatch.setenv("FEDCACHE_REMOTE_CACHE", str(4 * 512 * 8 * 4))
     with web_server(tmp_path / "web") as server:
         command = [sys.executable, "-c", READ, f"{server.address}/mine", str(store.path)]
@@ -129,12 +128,12 @@ def test_two_processes_share_the_room_of_mirrors(tmp_path, monkeypatch):
 @pytest.fixture
 def published(digits, tmp_path):
     """A folder with the published digits."""
-    ok("publish", digits, tmp_path / "web" / "digits")
-    return tmp_path / "web" / "digits"
+    ok(f"publish {digits} {tmp_path}/web/digits")
+    return tmp_path / "web/digits"
 
 
 def test_evaluation_prediction_and_grids_read_a_published_store(digits, published, tmp_path):
-    run = ok("train fedncm --clients 4 --store", digits).data["path"]
+    run = ok(f"train fedncm --clients 4 --store {digits}").data["path"]
     with web_server(published.parent) as server:
         address = f"{server.address}/digits"
 
@@ -143,5 +142,5 @@ def test_evaluation_prediction_and_grids_read_a_published_store(digits, publishe
 
         for line in ("predict", "evaluate"):
             assert told(line, address) == told(line, digits)
-        ok("grid fedncm --sweep shots=1,2 --scheme few-shot --clients 4 --store", address)
-        assert ok("export", tmp_path / "rows.npz", "--store", address).data["rows"] == 400
+        ok(f"grid fedncm --sweep shots=1,2 --scheme few-shot --clients 4 --store {address}")
+        assert ok(f"export {tmp_path}/rows.npz --store {address}").data["rows"] == 400

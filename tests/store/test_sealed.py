@@ -35,7 +35,8 @@ shapes = st.lists(st.integers(0, 3), max_size=3)
     kinds=st.none() | st.lists(st.tuples(shapes, st.sampled_from(DTYPES)), max_size=3),
 )
 def test_what_is_sealed_is_given_back(content, kinds, tmp_path_factory):
-    path, tensors = tmp_path_factory.mktemp("sealed") / "a.json", None
+    path = tmp_path_factory.mktemp("sealed") / "a.json"
+    tensors = None
     if kinds is not None:
         path = path.with_suffix(".safetensors")
         tensors = {f"t{i}": torch.ones(shape).to(dtype) for i, (shape, dtype) in enumerate(kinds)}
@@ -76,8 +77,7 @@ def test_what_is_no_sealed_file_is_refused_in_words(tmp_path, name):
         raw[::-1],
     ):
         path.write_bytes(bad)
-        caught = corruption(lambda: read_sealed(path, WHAT))
-        assert caught.message.startswith(str(path))
+        assert corruption(lambda: read_sealed(path, WHAT)).message.startswith(str(path))
     for make in (path.mkdir, lambda: os.mkfifo(path)):  # nobody waits for a writer of a pipe
         path.rmdir() if path.is_dir() else path.unlink()
         make()
@@ -88,7 +88,8 @@ def test_a_number_whose_stride_is_not_one_is_sealed_as_any_other(tmp_path):
     """As the offset of a head for one class, a column of a matrix."""
     column = torch.arange(8.0).view(1, 8)[:, 3]
     assert column.stride() == (8,)
-    one, other = tmp_path / "a.safetensors", tmp_path / "plain.safetensors"
+    one = tmp_path / "a.safetensors"
+    other = tmp_path / "plain.safetensors"
     write_sealed(one, WHAT, None, {"b": column})
     write_sealed(other, WHAT, None, {"b": torch.tensor([3.0])})
     assert one.read_bytes() == other.read_bytes()

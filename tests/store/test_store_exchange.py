@@ -57,8 +57,10 @@ def test_all_that_a_store_says_of_its_rows_goes_out_and_comes_back(tmp_path, end
     assert back.groups == store.groups == sorted(groups)
     for name in groups:
         assert back.group(name).equals(store.group(name).take(rows)), name
-    ours, theirs = back.samples, store.samples
-    assert (ours.classes, ours.domains) == (theirs.classes, theirs.domains)
+    ours = back.samples
+    theirs = store.samples
+    assert ours.classes == theirs.classes
+    assert ours.domains == theirs.domains
     assert ours.name == tuple(theirs.name[row] for row in rows)
     for column in ("label", "domain", "split"):
         assert np.array_equal(getattr(ours, column), getattr(theirs, column)[rows]), column

@@ -76,7 +76,8 @@ def test_after_a_failure_at_any_point_reads_are_right_and_the_next_run_ends_the_
     expected, place, monkeypatch, record_property
 ):
     faults = Faults(monkeypatch)
-    failures, codes = 0, set()
+    failures = 0
+    codes = set()
     for n in range(1, 1000, 1 if FULL else 3):
         path = place / "s.zarr"
         faults.left = n
@@ -121,7 +122,7 @@ def test_an_error_of_the_system_names_the_file_that_was_to_be_written(place):
             files.write_atomic(place / "classes.csv", bytes(100))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert caught.value.filename == str(place / "classes.csv")
+    assert caught.value.filename == f"{place}/classes.csv"
     assert not list(place.iterdir())
 
 
@@ -130,7 +131,8 @@ def crash_in_commit(store, key, monkeypatch, step):
     with monkeypatch.context() as patch, writer(store, key) as w:
         for chunk in w.missing():
             write(w, chunk, key)
-        real, left = Path.replace, [step]
+        real = Path.replace
+        left = [step]
 
         def dying(path, target):
             if target.suffix == ".json" and target.parent.name == "locks":
@@ -209,9 +211,9 @@ def test_a_partition_whose_name_is_no_file_name_is_refused(store):
 def test_every_new_directory_is_durable_before_what_lies_below_it(place, monkeypatch):
     synced = []
     monkeypatch.setattr(chunks, "fsync_directory", synced.append)
-    chunks.make_directories(place / "a" / "b" / "c")
-    assert synced == [place, place / "a", place / "a" / "b"]
-    chunks.make_directories(place / "a" / "b")
+    chunks.make_directories(place / "a/b/c")
+    assert synced == [place, place / "a", place / "a/b"]
+    chunks.make_directories(place / "a/b")
     assert len(synced) == 3, "nothing was new"
 
 
@@ -224,7 +226,8 @@ def test_a_chunk_that_is_written_twice_counts_once_with_its_last_bad_rows(store)
         assert w.bad == {6: "truncated"}
         x[2] = 1
         w.write(1, x)
-        assert (w.bad, w.kept) == ({}, [1])
+        assert w.bad == {}
+        assert w.kept == [1]
     assert journal.read_journal(journal.journal_path(store.path, KEYS[0])).bad == {}
 
 
@@ -235,7 +238,8 @@ def test_an_array_whose_journal_lost_its_first_line_is_begun_anew_and_kept(store
     fill(store, KEYS[0], chunks=1)
     begun = journal.read_journal(path)
     assert begun.header is not None
-    assert (sorted(begun.chunks), begun.torn) == ([0], False)
+    assert sorted(begun.chunks) == [0]
+    assert begun.torn is False
     fill(store, KEYS[0])
     check_what_is_read(store.path)
     assert verify(store.path).problems == []
@@ -243,7 +247,9 @@ def test_an_array_whose_journal_lost_its_first_line_is_begun_anew_and_kept(store
 
 def test_a_file_is_on_the_disk_before_it_has_its_name_and_its_name_after(place, monkeypatch):
     """Otherwise a power cut could leave the new name with the old, or no, bytes."""
-    seen, sync, rename = [], os.fsync, Path.replace
+    seen = []
+    sync = os.fsync
+    rename = Path.replace
 
     def synced(fd):
         seen.append(Path(f"/proc/self/fd/{fd}").resolve().name)
@@ -268,7 +274,7 @@ def test_the_next_change_removes_what_killed_writers_left_and_no_file_of_another
         (finished.path / name).write_bytes(b"half")
     finished.put_partition("one", {"clients": []})
     assert [name for name in (*mine, *others) if (finished.path / name).exists()] == list(others)
-    left = finished.path / "features" / "c-0" / "c" / ".0.partial"
+    left = finished.path / "features/c-0/c/.0.partial"
     left.parent.mkdir(parents=True)
     left.touch()
     with writer(finished, "c-0", recipe={"backbone": "c"}):

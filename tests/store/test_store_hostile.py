@@ -179,7 +179,7 @@ def test_journals_partitions_and_histories_of_any_bytes(store, raw, which):
                 assert w.missing() == [0, 1, 2, 3]
     finally:
         file.unlink(missing_ok=True)
-        (store.path / "features" / "c-0").exists() or fill_flight(store)
+        (store.path / "features/c-0").exists() or fill_flight(store)
         file.write_bytes(kept)
 
 

@@ -106,7 +106,8 @@ def test_the_bytes_of_names_by_hand():
 
 def test_the_manifest_ends_with_the_digest_of_the_rest(store):
     raw = (store.path / "manifest.json").read_bytes()
-    body, claimed = raw[:-77] + b"}", raw[-66:-2]
+    body = raw[:-77] + b"}"
+    claimed = raw[-66:-2]
     assert raw.endswith(b'"sha256":"' + claimed + b'"}')
     assert hashlib.sha256(body).hexdigest().encode() == claimed
     one_way = {"sort_keys": True, "separators": (",", ":"), "ensure_ascii": False}
@@ -137,10 +138,13 @@ def test_zarr_reads_what_fedcache_writes_and_sees_no_unfinished_array(store):
     group = zarr.open_group(store.path, mode="r")
     for key in KEYS:
         array = group[f"features/{key}"]
-        assert (array.shape, array.chunks, array.dtype) == ((ROWS, 1, 3), (CHUNK, 1, 3), np.float16)
+        assert array.shape == (ROWS, 1, 3)
+        assert array.chunks == (CHUNK, 1, 3)
+        assert array.dtype == np.float16
         assert np.array_equal(array[:], values(key), equal_nan=True)
     for column in ("uid", "label", "domain", "split", "ok"):
-        found, held = group[f"samples/{column}"][:], getattr(store.samples, column)
+        found = group[f"samples/{column}"][:]
+        held = getattr(store.samples, column)
         assert found.dtype == held.dtype
         assert np.array_equal(found, held)
     assert tuple(group["samples/name"][:]) == store.samples.name
@@ -178,7 +182,9 @@ def test_a_store_without_rows_is_a_store(place):
     none = np.zeros(0)
     held = Samples(np.zeros((0, 16)), (), none, none, none, none, ("x",), ("d",))
     store = store_of(place / "e.zarr", held)
-    assert (store.rows, store.samples.name, store.samples.uid.shape) == (0, (), (0, 16))
+    assert store.rows == 0
+    assert store.samples.name == ()
+    assert store.samples.uid.shape == (0, 16)
     write_all(store, KEYS[0], np.zeros((0, 1, 3), np.float16))
     assert store.reader(KEYS[0]).all().shape == (0, 1, 3)
     assert store.reader(KEYS[0]).rows(np.array([], np.int64)).shape == (0, 1, 3)
@@ -188,7 +194,7 @@ def test_a_store_without_rows_is_a_store(place):
 def test_what_is_there_already_is_left_alone(place):
     (place / "file").write_text("mine")
     (place / "folder").mkdir()
-    (place / "folder" / "x").write_text("mine")
+    (place / "folder/x").write_text("mine")
     (place / "empty").mkdir()
     for name in ("file", "folder"):
         store_error(lambda name=name: create(place / name), name)
@@ -230,7 +236,8 @@ def test_what_a_store_does_not_hold_is_named_with_the_command_that_makes_it(stor
 
 
 def test_the_text_features_written_or_chosen_last_are_the_current_ones(store):
-    one, two = np.eye(3, 4, dtype=np.float32), np.eye(3, 4, 1, dtype=np.float32)
+    one = np.eye(3, 4, dtype=np.float32)
+    two = np.eye(3, 4, 1, dtype=np.float32)
     weights = {"weights": "w"}
     store.put_text("a b", ["one {}"], one, weights)
     store.put_text("a b", ["two {}"], two, weights)
@@ -254,7 +261,9 @@ def test_rows_for_scikit_learn_are_the_readable_ones_of_a_split_side_by_side(fin
     test = [0, 3, 6, 12]
     x, y = finished.Xy()
     assert np.array_equal(x, np.hstack([one, two])[train])
-    assert (x.dtype, y.dtype, y.tolist()) == (np.float32, np.int64, [2, 1, 1, 1, 2, 1, 2])
+    assert x.dtype == np.float32
+    assert y.dtype == np.int64
+    assert y.tolist() == [2, 1, 1, 1, 2, 1, 2]
     for split, rows in (("test", test), ("validation", []), (None, sorted([*train, *test]))):
         x, y = finished.Xy("b", split)
         assert np.array_equal(x, two[rows])
@@ -278,7 +287,9 @@ def test_an_array_that_lacks_chunks_is_not_completed(store):
     with writer(store, KEYS[0]) as w:
         for chunk in (2, 0, 1):
             write(w, chunk, KEYS[0])
-        assert (w.missing(), w.kept, w.bad) == ([3], [0, 1, 2], {1: "truncated", 9: "not an image"})
+        assert w.missing() == [3]
+        assert w.kept == [0, 1, 2]
+        assert w.bad == {1: "truncated", 9: "not an image"}
         refused(w.complete, "[3]", code=Exit.BUG)
 
 

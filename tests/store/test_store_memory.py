@@ -98,7 +98,8 @@ def test_the_budget_can_be_set(monkeypatch):
 def test_the_budget_is_half_of_what_is_free(tmp_path, monkeypatch, meminfo, group, left):
     monkeypatch.delenv("FEDCACHE_MEMORY", raising=False)
     monkeypatch.setattr(limit, "Path", lambda path: tmp_path / str(path).lstrip("/"))
-    system, cgroup = tmp_path / "proc", tmp_path / "sys/fs/cgroup"
+    system = tmp_path / "proc"
+    cgroup = tmp_path / "sys/fs/cgroup"
     system.mkdir()
     (system / "meminfo").write_text(meminfo)
     if group is not None:

@@ -39,7 +39,8 @@ def words_of(line):
 
 def fedcache(line, *words):
     """``fedcache LINE WORDS`` in this process: the line as a shell reads it, each word as it is."""
-    out, err = io.StringIO(), io.StringIO()
+    out = io.StringIO()
+    err = io.StringIO()
     code = 0
     with redirect_stdout(out), redirect_stderr(err):
         try:
@@ -79,7 +80,7 @@ def python(code, *words, **more):
         [sys.executable, "-c", code, *map(str, words)],
         capture_output=True,
         text=True,
-        env={**os.environ, **more},
+        env=os.environ | more,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -51,7 +51,8 @@ def refused(words, *, check_words=False):
 
     ``check_words`` also checks the words of options that take one of a few, which commands check when they run.
     """
-    found, rest = COMMANDS, list(words)
+    found = COMMANDS
+    rest = list(words)
     while hasattr(found, "commands"):
         if not rest or rest[0].startswith("-"):
             return ""  # help and version

@@ -121,5 +121,5 @@ def planned(method, **words):
 
 def together(asked, grid, place, heard=None, names=None):
     """The runs of a plan, below a place."""
-    asked = replace(asked, runs=str(place / "runs"))
+    asked = replace(asked, runs=f"{place}/runs")
     return federate(asked, grid, Home(place), heard or Silent(), names)

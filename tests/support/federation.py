@@ -17,9 +17,11 @@ from fedcache.testing.federation import wide as wide
 from fedcache.testing.trial import Trial
 from fedcache.testing.trial import spread as spread
 
-Rows, tiny = TinyClient, make_federation
+Rows = TinyClient
+tiny = make_federation
 SIZES = (12, 64, 7, 33, 1, 50, 8, 21, 40)  # nine clients; the first may be a public set
-C, D = 6, 11
+C = 6
+D = 11
 PER_ROUND = 5
 ROUNDS = 3
 
@@ -82,7 +84,7 @@ def scaled(settings):
 
 def trial_of_case(case, execution):
     """A case on trial, with settings that are small."""
-    return Trial(METHODS[case[0]], execution, scaled({**small(case[0]), **case[1]}))
+    return Trial(METHODS[case[0]], execution, scaled(small(case[0]) | case[1]))
 
 
 def on_cpu(out):
@@ -100,7 +102,7 @@ def go_tiny(name, settings=None, data=None, clients=None, **kwargs):
         data, clients = tiny()
     return go(
         name,
-        scaled({**small(name), **chosen(settings)}),
+        scaled(small(name) | chosen(settings)),
         data,
         clients,
         **{"rounds": 2, "participation": 3, **kwargs},

@@ -18,4 +18,4 @@ def load_file(path):
 
 def tool(name):
     """A program of tools/, executed once for all tests of a process."""
-    return sys.modules[name] if name in sys.modules else load_file(ROOT / "tools" / f"{name}.py")
+    return sys.modules[name] if name in sys.modules else load_file(ROOT / f"tools/{name}.py")

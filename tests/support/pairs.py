@@ -42,8 +42,8 @@ def served(cases, executions, only=lambda _name: True, *, in_turn=False):
 
 def kind_of(case):
     """What an execution can see of a method: its steps, its server and whether statistics of batches travel."""
-    method, settings = METHODS[case[0]], case[1]
-    return method.gradient, method.one_shot, method.central, settings.get("bn")
+    method = METHODS[case[0]]
+    return method.gradient, method.one_shot, method.central, case[1].get("bn")
 
 
 def parametrize(metafunc, executions=()):

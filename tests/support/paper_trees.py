@@ -134,7 +134,8 @@ def _pairs(tree, name, top, per_class, arrays):
     held = paper.read(name)
     for domain in held.domains:
         for split in ("train", "test"):
-            paths, words = [], []
+            paths = []
+            words = []
             # against the alphabet: the order of the list counts
             for i in reversed(range(per_class)):
                 for label, folder in enumerate(held.folders):

@@ -35,6 +35,5 @@ def hostile_folder(root, **counts):
     """``folder`` whose first class has a name that is a tag of HTML."""
     folder(root, **counts)
     for split in ("train", "test"):
-        first = sorted((root / split).iterdir())[0]
-        first.rename(root / split / HOSTILE)
+        sorted((root / split).iterdir())[0].rename(root / split / HOSTILE)
     return root

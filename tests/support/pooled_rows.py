@@ -6,7 +6,8 @@ from federation import Rows, federation
 DATA, CLIENTS = federation()
 POOL = np.concatenate([c.train for c in CLIENTS])
 TEST = np.concatenate([c.test for c in CLIENTS])
-X, Y = DATA.x[POOL, 0].numpy(), np.eye(6)[DATA.y[POOL].numpy()]
+X = DATA.x[POOL, 0].numpy()
+Y = np.eye(6)[DATA.y[POOL].numpy()]
 
 
 def parts(seed, m):

@@ -10,10 +10,12 @@ import numpy as np
 
 from fedcache.store.store import Samples, Store
 
-ROWS, WIDTH, CHUNK = 14, 3, 4  # 4 chunks, the last with two rows
+ROWS = 14
+WIDTH = 3
+CHUNK = 4  # 4 chunks, the last with two rows
 KEYS = ("a-00000000", "b-00000000")
 BAD = {KEYS[0]: {1: "truncated", 9: "not an image"}, KEYS[1]: {9: "not an image", 13: "too large"}}
-ALL_BAD = {**BAD[KEYS[1]], **BAD[KEYS[0]]}
+ALL_BAD = BAD[KEYS[1]] | BAD[KEYS[0]]
 
 
 @contextmanager
@@ -61,7 +63,7 @@ def writer(store, key, **changed):
         "recipe": {"backbone": key[0]},
         "how": {"batch": 4},
     }
-    return store.writer(key, **{**words, **changed})
+    return store.writer(key, **words | changed)
 
 
 def write(open_writer, chunk, key):

@@ -101,7 +101,7 @@ WRITE = {"npz": write_npz, "h5": write_h5}
 
 
 def write_parquet(path, content, columns):
-    pq.write_table(pa.table({**content, **columns}), path)
+    pq.write_table(pa.table(content | columns), path)
 
 
 def write_csv(path, content, columns):
@@ -244,8 +244,7 @@ def through(door, folder, columns, choice=None):
     kind, make = DOORS[door]
     inside = folder / door.replace(" ", "-")
     inside.mkdir(exist_ok=True)
-    path = make(inside, columns)
-    return read_file(kind, path, choice)
+    return read_file(kind, make(inside, columns), choice)
 
 
 def all_doors(folder, columns, choice=None):
@@ -369,7 +368,8 @@ def test_the_classes_are_the_values_that_occur_in_order(tmp_path, values, classe
 )
 def test_the_user_says_which_labels_mean_none(tmp_path, values, no_label, classes, labels):
     read = all_doors(tmp_path, {"label": column(*values)}, ColumnChoice(no_label=no_label))
-    assert (read.classes, read.labels) == (classes, column(*labels))
+    assert read.classes == classes
+    assert read.labels == column(*labels)
 
 
 @pytest.mark.parametrize(
@@ -393,7 +393,8 @@ def test_the_user_says_which_labels_mean_none(tmp_path, values, no_label, classe
 )
 def test_the_words_for_yes_and_no_are_read_alike(tmp_path, columns, splits):
     read = all_doors(tmp_path, labelled(columns))
-    assert (read.splits, read.groups) == (None if splits is None else column(*splits), {})
+    assert read.splits == (None if splits is None else column(*splits))
+    assert read.groups == {}
 
 
 @pytest.mark.parametrize(
@@ -438,7 +439,8 @@ def test_a_column_named_like_a_split_is_a_group_if_the_user_says_so(tmp_path, co
     table = repeated(columns)
     read = all_doors(tmp_path, {"label": TWO, **table}, choice)
     groups = {name: [str(value) for value in values] for name, values in table.items()}
-    assert (read.splits, read.groups) == (None, groups)
+    assert read.splits is None
+    assert read.groups == groups
 
 
 @pytest.mark.parametrize(
@@ -466,7 +468,8 @@ def test_a_value_of_its_own_in_every_row_is_a_group_only_when_asked_for(tmp_path
     when = [f"2026-01-{1 + row:02d}T10:00:00" for row in range(ROWS)]
     columns = {"label": TWO, "note": TEXTS, "when": when}
     read = all_doors(tmp_path, columns)
-    assert (read.groups, read.unused) == ({}, {"note", "when"})
+    assert read.groups == {}
+    assert read.unused == {"note", "when"}
     assert all_doors(tmp_path, columns, ColumnChoice(groups=("when",))).groups == {"when": when}
 
 
@@ -492,7 +495,8 @@ def test_of_two_columns_that_may_be_the_labels_the_same_is_taken(
     tmp_path, columns, classes, groups
 ):
     read = all_doors(tmp_path, repeated(columns))
-    assert (read.classes, list(read.groups)) == (classes, groups)
+    assert read.classes == classes
+    assert list(read.groups) == groups
 
 
 def test_groups_are_called_like_their_columns_or_it_is_said(tmp_path):
@@ -555,7 +559,9 @@ def test_measurements_and_lists_in_a_csv_are_no_classes(tmp_path, label):
 def test_a_column_called_label_is_a_group_of_a_table_without_labels(tmp_path):
     columns = {"label": column("a", "b"), "empty": [None] * ROWS}
     read = all_doors(tmp_path, columns, ColumnChoice(unlabelled=True))
-    assert (read.classes, read.groups, read.unused) == ((), {"label": columns["label"]}, {"empty"})
+    assert read.classes == ()
+    assert read.groups == {"label": columns["label"]}
+    assert read.unused == {"empty"}
 
 
 OF_ARRAYS = (("", "X", FEATURES), ("arrays", "x", IMAGES), ("rows", "rows", FEATURES))
@@ -580,7 +586,8 @@ def test_rows_of_one_split_and_of_no_split_are_refused(tmp_path):
         # A column without a split beside splits is named as not used.
         write_npz(path, arrays, {"y_train": [0, 1] * 8, "y_test": [1, 0] * 4, "y": [0] * 5})
         read = read_file(kind, path)
-        assert (read.classes, read.unused) == (("0", "1"), {"y"})
+        assert read.classes == ("0", "1")
+        assert read.unused == {"y"}
 
 
 # Class names
@@ -633,13 +640,15 @@ def test_class_names_of_the_file_are_read_by_every_door(tmp_path):
             read = read_file(kind, path)
             assert (read.classes, read.labels) == expected[:2]
             others = {"site/classes"} if owner == "/" else {"site/classes", "class_names"}
-            assert (list(read.groups), read.unused) == (["site"], others)
+            assert list(read.groups) == ["site"]
+            assert read.unused == others
 
 
 def test_as_many_class_names_as_rows_are_the_names_of_numbers(tmp_path):
     columns = {"label": [*reversed(range(ROWS))], "classes": [f"c{row}" for row in range(ROWS)]}
     read = all_doors(tmp_path, columns)
-    assert (read.classes, read.labels) == (tuple(columns["classes"]), columns["label"])
+    assert read.classes == tuple(columns["classes"])
+    assert read.labels == columns["label"]
 
 
 def write_arrow(path, table):
@@ -682,7 +691,8 @@ def test_files_of_one_table_may_have_other_columns_and_types_of_numbers(tmp_path
         tmp_path / "train-1.parquet", PICTURES, {"label": [None] * ROWS, "empty": [None] * ROWS}
     )
     read = read_file("hf", tmp_path)
-    assert (read.classes, read.unused) == (("0", "1"), {"empty"})
+    assert read.classes == ("0", "1")
+    assert read.unused == {"empty"}
     assert read.labels == [*TWO, *(-1 if code is None else code for code in label), *[-1] * ROWS]
     assert read.groups == {"site": [*[None] * ROWS, *map(str, TWO), *[None] * ROWS]}
 
@@ -697,8 +707,7 @@ def test_class_names_that_are_numbers_are_whole_numbers(tmp_path):
 
 def test_every_entry_of_a_torch_file_is_used_or_named(tmp_path):
     alone = {"epoch": 3, "model": "vit", "config": {"lr": {"head": 0.1}}, "none": None}
-    held = {**alone, "X": torch.tensor(FEATURES), "y": TWO}
-    torch.save(held, tmp_path / "e.pt")
+    torch.save({**alone, "X": torch.tensor(FEATURES), "y": TWO}, tmp_path / "e.pt")
     found = open_any(tmp_path / "e.pt", ColumnChoice())
     assert found.unused == dict.fromkeys(alone, "one value") | {"config": "one Python object"}
     torch.save(alone, tmp_path / "e.pt")
@@ -752,7 +761,8 @@ def test_training_and_test_rows_in_one_file_are_read_by_every_door(tmp_path, pat
         write(path, held, columns)
         read = read_file(kind, path)
         assert read.splits == [1] * 8 + [0] * 16  # in the order of the names of the splits
-        assert (read.classes, read.unused) == (("7", "281", "999"), {"other", "is_test"})
+        assert read.classes == ("7", "281", "999")
+        assert read.unused == {"other", "is_test"}
         assert read.words == words
         assert read.groups == {"site": site[16:] + site[:16]}
 
@@ -854,8 +864,8 @@ def test_the_column_that_the_user_names_says_the_split_and_names_do_not(tmp_path
     for _, place in places:
         place.mkdir()
     for split in ("train", "test", "other"):
-        write_parquet(tmp_path / "h" / f"{split}-0.parquet", PICTURES, columns)
-        write_tar(tmp_path / "w" / f"{split}-0.tar", columns)
+        write_parquet(tmp_path / f"h/{split}-0.parquet", PICTURES, columns)
+        write_tar(tmp_path / f"w/{split}-0.tar", columns)
     for kind, content, array in OF_ARRAYS:
         held = {f"{content}_{split}": array for split in ("train", "test", "val")}
         of_splits = {
@@ -880,7 +890,8 @@ def test_a_column_of_test_rows_beside_the_splits_is_named_and_no_group(tmp_path)
     assert all_doors(tmp_path, columns).unused == {"is_val"}
     columns["is_test"] = column(0, 0, 1)
     read = all_doors(tmp_path, columns)
-    assert (read.groups, read.unused) == ({}, {"is_test", "is_val"})
+    assert read.groups == {}
+    assert read.unused == {"is_test", "is_val"}
     kept = all_doors(tmp_path, columns, ColumnChoice(groups=("is_test",)))
     assert list(kept.groups) == ["is_test"]
 
@@ -899,8 +910,8 @@ def test_files_without_a_split_in_their_name_are_named_if_no_other_has_training_
     (tmp_path / "w").mkdir()
     columns = {"label": TWO}
     for name in ("site_a", "site_val", "test_site"):
-        write_parquet(tmp_path / "h" / f"{name}.parquet", PICTURES, columns)
-        write_tar(tmp_path / "w" / f"{name}.tar", columns)
+        write_parquet(tmp_path / f"h/{name}.parquet", PICTURES, columns)
+        write_tar(tmp_path / f"w/{name}.tar", columns)
     unreadable("hf", tmp_path / "h", "site_a.parquet would be left out", "train-0000")
     unreadable("webdataset", tmp_path / "w", "site_a.tar would be", "train-0000")
 
@@ -976,7 +987,8 @@ def test_columns_and_values_are_options_of_ingest_and_extract(tmp_path):
     for words in ((*extract, *options), (*ingest, *options[:4])):
         samples = samples_of(*words)
         assert samples.split.tolist() == TWO
-        assert (samples.classes, samples.label[:3].tolist()) == (("0", "4"), [-1, 0, 1])
+        assert samples.classes == ("0", "4")
+        assert samples.label[:3].tolist() == [-1, 0, 1]
 
 
 # Splits in the names of arrays
@@ -1007,7 +1019,8 @@ def test_features_of_another_name_with_a_split_in_it_are_suggested_whole(tmp_pat
     words = ("ingest", tmp_path / "f.npz", "--name", "mine")
     (suggested,) = re.findall(r"--features-key \S+", fedcache(*words).err)
     samples = samples_of(*words, *suggested.split())
-    assert (np.bincount(samples.split).tolist(), samples.classes) == ([16, 8], ("0", "1"))
+    assert np.bincount(samples.split).tolist() == [16, 8]
+    assert samples.classes == ("0", "1")
 
 
 def test_the_column_of_one_split_is_not_taken_for_all_rows(tmp_path):
@@ -1045,7 +1058,9 @@ def test_texts_that_differ_in_every_sample_are_no_labels(tmp_path):
     captions = [f"a photo of {row}" for row in range(ROWS)]
     path = shard(tmp_path / "b.tar", txt=captions, json=[{"breed": "a"}, {"breed": "b"}])
     beside = of_shard(path)
-    assert (beside.classes, beside.unused, beside.may_be_labels) == ((), {"txt"}, {"breed": 2})
+    assert beside.classes == ()
+    assert beside.unused == {"txt"}
+    assert beside.may_be_labels == {"breed": 2}
     assert of_shard(path, ColumnChoice(label="breed", groups=("txt",))).groups == {"txt": captions}
     # A class may have one sample alone: .cls is the label in any case, and so is .txt where texts repeat.
     assert len(of_shard(shard(tmp_path / "c.tar", cls=KEYS)).classes) == ROWS
@@ -1056,13 +1071,12 @@ def test_no_part_of_a_sample_is_dropped_without_a_word(tmp_path):
     both = of_shard(
         shard(tmp_path / "a.tar", cls=["0", "1"], json=[{"cls": "a", "site": "x"}, {"cls": "b"}])
     )
-    assert (both.classes, list(both.groups), both.unused) == (
-        ("0", "1"),
-        ["site"],
-        {"cls of .json"},
-    )
+    assert both.classes == ("0", "1")
+    assert list(both.groups) == ["site"]
+    assert both.unused == {"cls of .json"}
     bare = of_shard(shard(tmp_path / "b.tar", json=[3, 4]))
-    assert (bare.classes, bare.may_be_labels) == ((), {"json": 2})
+    assert bare.classes == ()
+    assert bare.may_be_labels == {"json": 2}
     assert of_shard(tmp_path / "b.tar", ColumnChoice(label="json")).classes == ("3", "4")
     assert of_shard(shard(tmp_path / "c.tar", json=[[3, 4], None])).unused == {"json"}
 
@@ -1078,11 +1092,9 @@ def test_folders_of_all_samples_that_are_named_like_splits_are_the_splits(tmp_pa
     assert sorted(data.names) == sorted(f"s/{key}" for key in keys)
     for row, name in enumerate(data.names):
         number = int(name[-4:])
-        assert (data.split[row], data.label[row], data.source.read(row)) == (
-            split[number],
-            number % 2,
-            PNGS[number],
-        )
+        assert data.split[row] == split[number]
+        assert data.label[row] == number % 2
+        assert data.source.read(row) == PNGS[number]
     # One sample without a split in its folders leaves all without.
     assert of_shard(shard(tmp_path / "t.tar", [*keys[:-1], KEYS[-1]])).splits is None
 
@@ -1108,7 +1120,8 @@ def readings_of_json(folder, label):
 
 def test_words_and_numbers_in_one_column_of_json_are_words(tmp_path):
     for read in readings_of_json(tmp_path, column(1, "1", "x", 2.5, None, True)):
-        assert (read.classes, read.labels[:6]) == (("1", "2.5", "True", "x"), [0, 0, 3, 1, -1, 2])
+        assert read.classes == ("1", "2.5", "True", "x")
+        assert read.labels[:6] == [0, 0, 3, 1, -1, 2]
 
 
 def test_large_floats_of_json_are_no_integers(tmp_path):
@@ -1183,7 +1196,8 @@ def test_each_of_several_datasets_names_its_own_labels(tmp_path):
     error = must_fail("two/my grade has 2 values", *both)
     (suggested,) = re.findall(r"--dataset (.+)", error["hint"])
     store = Store.open(place_of(*extraction(*shlex.split(suggested))))
-    assert (store.samples.classes, store.samples.domains) == (("a", "b"), ("one", "two"))
+    assert store.samples.classes == ("a", "b")
+    assert store.samples.domains == ("one", "two")
 
 
 # Equal tables are refused in equal words

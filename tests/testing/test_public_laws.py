@@ -15,7 +15,8 @@ from fedcache.federate.partition.partition import SCHEMES
 from fedcache.testing import LawBroken, check_all, less_exceptions
 from fedcache.testing.law import Check
 
-FEDAVG, NCM = METHODS["fedavg"], METHODS["fedncm"]
+FEDAVG = METHODS["fedavg"]
+NCM = METHODS["fedncm"]
 LINEAR = {"head": "linear", "opt": "sgd", "lr": 0.05}
 
 
@@ -61,9 +62,8 @@ def not_described(up, _data, _ctx):
 def last_counts_double(server, up, _ctx):
     weights = torch.ones(len(up["W"]), dtype=up["W"].dtype)
     weights[-1] = 2.0
-    return {
-        **server,
-        **{k: torch.einsum("m,m...->...", weights, t) / weights.sum() for k, t in up.items()},
+    return server | {
+        k: torch.einsum("m,m...->...", weights, t) / weights.sum() for k, t in up.items()
     }
 
 
@@ -96,7 +96,7 @@ class Counter:
 
 def counted(server, up, _ctx):
     Counter.calls += 1
-    return {**server, **{k: t * (1.0 + 0.01 * Counter.calls) for k, t in up.items()}}
+    return server | {k: t * (1.0 + 0.01 * Counter.calls) for k, t in up.items()}
 
 
 def over_all_clients(up, _data, ctx):
@@ -165,7 +165,8 @@ def test_a_wrong_method_breaks_its_law(what):
         )
         for m, settings in ((method, LINEAR if method.gradient else None), (right, None))
     )
-    assert (wrong, kept) == ({law}, set())
+    assert wrong == {law}
+    assert kept == set()
 
 
 UNEVEN = ["feddisco", "feddyn", "fedclip", "scaffold", "fedavg-simclr"]
@@ -293,7 +294,9 @@ def test_a_wrong_scheme_breaks_its_law(law):
 
 
 class Wrong(nn.Module):
-    size, mean, std = 8, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+    size = 8
+    mean = (0.5, 0.5, 0.5)
+    std = (0.5, 0.5, 0.5)
 
     def __init__(self, change):
         super().__init__()

@@ -118,8 +118,7 @@ def test_an_empty_home_and_one_that_is_not_there_are_answered(tmp_path):
 
 
 def test_a_page_shows_the_figures_of_a_result_and_commands_that_work(client, run):
-    result = read_result(run / "result.json")
-    accuracy = result["accuracy"]
+    accuracy = read_result(run / "result.json")["accuracy"]
     page = client.ask(f"/run?name={run.name}")
     assert f"accuracy % {100 * accuracy['mean']:.2f}" in page.words
     for seed, score in enumerate(accuracy["per_seed"]):
@@ -128,7 +127,7 @@ def test_a_page_shows_the_figures_of_a_result_and_commands_that_work(client, run
     assert ok(re.search(f"fedcache (evaluate {run.name} .*?) Copy", page.words)[1]).data
 
 
-def test_names_of_a_dataset_are_text_on_every_page(client, run, own_home):
+def test_names_of_a_dataset_are_text_on_every_page(client, run):
     facts = client.pages.runs.facts(run.name)
     facts["dataset"] = facts["settings"]["lr"] = "<script>alert(1)</script>"
     for path in ("/runs", f"/run?name={run.name}", f"/runs?filter={quote('<script>')}"):
@@ -159,7 +158,7 @@ def test_runs_are_filtered_by_words_and_state_and_sorted_by_each_column(client, 
     assert "cannot be sorted by settings" in refused.body.decode()
 
 
-def test_the_overview_names_the_best_run_of_the_newest_setting_as_the_report_does(client, tmp_path):
+def test_the_overview_names_the_best_run_of_the_newest_setting_as_the_report_does(client):
     done = ok("train --method fedncm --scheme iid --clients 3").data
     client.read()
     page = client.ask("/")
@@ -175,7 +174,7 @@ def test_the_overview_names_the_best_run_of_the_newest_setting_as_the_report_doe
 def test_a_grid_at_work_shows_the_run_of_a_point_that_has_not_ended(client, run, own_home):
     (line,) = client.pages.grids.lines()
     ended = line["points"]
-    path = own_home / "grids" / f"{line['name']}.jsonl"
+    path = own_home / f"grids/{line['name']}.jsonl"
     sealed_for = first_of({"kind": "record of a grid", "grid": path.stem})
     first, one, *_ = read_sealed_lines(path, sealed_for)
     at_work = {**first, "process": this_process(), "started": time.time() - 5}
@@ -291,7 +290,7 @@ def test_a_look_at_ten_thousand_runs_asks_for_a_share_of_their_times_and_reads_n
     """After the first reading a look takes as many operations as there are changes, and a thirtieth of the runs."""
     count = 10_000
     for i in range(count):
-        (own_home / "runs" / f"{i:016x}").mkdir(parents=True)
+        (own_home / f"runs/{i:016x}").mkdir(parents=True)
     monkeypatch.setattr(index, "read_run", lambda path: {"name": path.name, "state": "finished"})
     monkeypatch.setattr(index, "RECENT", 0)
     runs = index.RunIndex(own_home / "runs")
@@ -301,13 +300,14 @@ def test_a_look_at_ten_thousand_runs_asks_for_a_share_of_their_times_and_reads_n
     assert runs.reads == count
     version = runs.version
     for _ in range(3):
-        stats, reads = runs.stats, runs.reads
+        stats = runs.stats
+        reads = runs.reads
         runs.look()
         assert runs.stats - stats <= 1 + -(-count // index.SHARE)
         assert runs.reads == reads
     assert runs.version == version
     # Within so many looks every run that was written anew is found, and it alone is read.
-    changed = own_home / "runs" / f"{77:016x}"
+    changed = own_home / f"runs/{77:016x}"
     os.utime(changed, ns=(1, 1))
     for _ in range(index.SHARE):
         runs.look()
@@ -339,7 +339,7 @@ def test_a_pipe_in_the_place_of_any_file_hides_and_hinders_nothing(client, run, 
         os.mkfifo(place)
         if name.startswith(("seed", "checkpoint", "running")):  # which an unfinished run has
             (copy / "result.json").unlink(missing_ok=True)
-    os.mkfifo(own_home / "grids" / "pipe.jsonl")
+    os.mkfifo(own_home / "grids/pipe.jsonl")
     for _ in range(3):
         assert run.name in {r["name"] for r in client.read()}
         assert client.ask("/runs").code == 200

@@ -52,7 +52,8 @@ def network():
 
 def loaded(path, key=None):
     """The tensors that a network has after it was loaded from a file, and which of the file they are."""
-    net, taken = network(), []
+    net = network()
+    taken = []
     load_strict(net, read_state(path, key=key), backbone="net", path=path, taken=taken)
     return net.state_dict(), taken[0]
 
@@ -133,12 +134,10 @@ OTHERS = {
         **under("module.", STATE),
     },
     "a projector": {
-        "model": {**under("net.", STATE), **under("projector.", {"b.weight": torch.ones(2, 2)})}
+        "model": under("net.", STATE) | under("projector.", {"b.weight": torch.ones(2, 2)})
     },
-    "a part of the same names and other shapes": {
-        **under("q.", STATE),
-        **under("p.", {"a.weight": torch.ones(9, 3)}),
-    },
+    "a part of the same names and other shapes": under("q.", STATE)
+    | under("p.", {"a.weight": torch.ones(9, 3)}),
     "the state of an optimizer": {
         "net": STATE,
         "optimizer": {"state": {0: {"exp_avg": torch.ones(2)}}, "lr": 0.1},
@@ -179,17 +178,14 @@ def test_weights_load_after_any_prefix_of_keys_and_names(tmp_path_factory, words
 
 TWO = {
     "MoCo": (
-        {"state_dict": {**under("module.encoder_q.", STATE), **under("module.encoder_k.", STATE)}},
+        {"state_dict": under("module.encoder_q.", STATE) | under("module.encoder_k.", STATE)},
         ("state_dict.module.encoder_q", "state_dict.module.encoder_k"),
     ),
     "DINO": (
         {"teacher": under("backbone.", STATE), "student": under("module.backbone.", STATE)},
         ("teacher.backbone", "student.module.backbone"),
     ),
-    "one inside of a longer name": (
-        {**under("ema.q.", STATE), **under("q.", STATE)},
-        ("ema.q", "q"),
-    ),
+    "one inside of a longer name": (under("ema.q.", STATE) | under("q.", STATE), ("ema.q", "q")),
 }
 
 
@@ -218,7 +214,7 @@ def test_averaged_weights_are_named_and_can_be_chosen(tmp_path):
     )
     assert same(loaded(path, key="state_dict_ema")[0])
     unread(path, "no weights under 'teacher'", key="teacher")
-    torch.save({**STATE, **under("ema.", {k: 0 * v for k, v in STATE.items()})}, path)
+    torch.save(STATE | under("ema.", {k: 0 * v for k, v in STATE.items()}), path)
     weights, taken = loaded(path)
     assert same(weights)
     assert taken.also == ("ema.",)

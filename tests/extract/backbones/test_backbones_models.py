@@ -79,7 +79,8 @@ def port_logits(state, x, repeats):
     ]
     y = F.relu6(bn(same_conv(x, state["_conv_stem.weight"], 2), "_bn0"))
     for i, stride in enumerate(strides):
-        name, z = f"_blocks.{i}", y
+        name = f"_blocks.{i}"
+        z = y
         if f"{name}._expand_conv.weight" in state:
             z = F.relu6(bn(same_conv(z, state[f"{name}._expand_conv.weight"], 1), f"{name}._bn0"))
         z = F.relu6(
@@ -137,7 +138,8 @@ def resnet_features(state, x, *, maxpool):
         y = F.max_pool2d(y, 3, 2, 1)
     for layer in (1, 2, 3, 4):
         for block in (0, 1):
-            name, stride = f"layer{layer}.{block}", 2 if layer > 1 and block == 0 else 1
+            name = f"layer{layer}.{block}"
+            stride = 2 if layer > 1 and block == 0 else 1
             z = F.conv2d(y, state[f"{name}.conv1.weight"], stride=stride, padding=1)
             z = F.relu(bn(z, f"{name}.bn1"))
             z = bn(F.conv2d(z, state[f"{name}.conv2.weight"], padding=1), f"{name}.bn2")
@@ -154,7 +156,7 @@ def resnet_features(state, x, *, maxpool):
 @pytest.mark.parametrize("maxpool", [False, True])
 def test_the_metadataset_resnet_has_its_own_stem(tmp_path, maxpool):
     state = resnet18_metadataset()
-    path = save_metadataset(tmp_path / "quickdraw-net" / "model_best.pth.tar", state)
+    path = save_metadataset(tmp_path / "quickdraw-net/model_best.pth.tar", state)
     name = "resnet18-quickdraw-maxpool" if maxpool else "resnet18-quickdraw"
     x = images(3, 64)
     features = native(name, path).image(x)
@@ -205,7 +207,8 @@ def test_a_timm_checkpoint_loads_with_or_without_its_classifier(tmp_path):
     save_file(state, tmp_path / "whole.safetensors")
     bare = {k: v for k, v in state.items() if not k.startswith("fc.")}
     save_file(bare, tmp_path / "bare.safetensors")
-    x, recipe = images(2, 64), lookup(name).recipe
+    x = images(2, 64)
+    recipe = lookup(name).recipe
     whole = native(name, tmp_path / "whole.safetensors").image(x)
     assert torch.equal(whole, native(name, tmp_path / "bare.safetensors").image(x))
     with torch.inference_mode():
@@ -236,8 +239,9 @@ def test_alexnet_features_are_flattened(tmp_path):
 
 
 @pytest.mark.slow
-def test_cnn2_draws_its_weights_from_the_seed(tmp_path):
-    row, x = lookup("cnn2"), images(2, 64)
+def test_cnn2_draws_its_weights_from_the_seed():
+    row = lookup("cnn2")
+    x = images(2, 64)
 
     def features(seed):
         return load(row, Weights(None, f"seed:{seed}", ""), row.recipe).image(x)
@@ -285,7 +289,7 @@ def test_cnn2_from_a_file_is_two_convolutions_and_a_layer(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_random_projection_keeps_distances(tmp_path):
+def test_a_random_projection_keeps_distances():
     # E|G^T d|^2 / n D = |d|^2 / n; relative error of a chi-squared mean over D = 4096 is sqrt(2 / 4096) = 0.022
     row = lookup("random-projection:4096")
     x = images(6, 32)
@@ -298,7 +302,7 @@ def test_a_random_projection_keeps_distances(tmp_path):
     assert not torch.equal(features, load(row, Weights(None, "seed:1", ""), row.recipe).image(x))
 
 
-def test_pixels_are_the_image(tmp_path):
+def test_pixels_are_the_image():
     row = lookup("pixels")
     encoder = load(row, Weights(None, "none", ""), row.recipe)
     x = images(2, 9)
@@ -315,7 +319,9 @@ def test_an_encoder_is_deterministic_and_leaves_torch_as_it_was(tmp_path):
         cudnn = torch.backends.cudnn
         return cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, torch.is_grad_enabled()
 
-    row, x, before = lookup("efficientnet-lite0"), images(4, 64), flags()
+    row = lookup("efficientnet-lite0")
+    x = images(4, 64)
+    before = flags()
     weights = in_wheel(row.name, tmp_path)
     first, second = (load(row, weights, row.recipe).image(x) for _ in range(2))
     assert torch.equal(first, second)
@@ -345,7 +351,8 @@ def test_clip_rn50_gives_projected_images_and_unit_text(rn50, caplog):
     encoder = native("clip-rn50", path)
     # open_clip would say "initialized randomly", which is not how it ends
     assert caplog.records == []
-    x, recipe = images(2, 224), BACKBONES["clip-rn50"].recipe
+    x = images(2, 224)
+    recipe = BACKBONES["clip-rn50"].recipe
     import open_clip
 
     with torch.inference_mode():
@@ -412,4 +419,5 @@ def test_a_scale_that_was_stored_as_one_number_takes_the_models_shape(monkeypatc
         tower.visual, tower.logit_scale = nn.Linear(2, 2), nn.Parameter(torch.zeros(shape))
         state = {"visual.weight": torch.zeros(2, 2), "logit_scale": torch.full(stored, 4.6)}
         scale = open_clip._fit(state, tower)["logit_scale"]
-        assert (scale.shape, scale.item()) == (shape, pytest.approx(4.6))
+        assert scale.shape == shape
+        assert scale.item() == pytest.approx(4.6)

@@ -110,10 +110,8 @@ def test_the_gradient_of_a_context_vector_is_a_finite_difference(towers):
     tokens, end = towers.text.embed(["cat", "dog house"])
     index, ends = slots(end, 2, towers.text.context, "end")
     g = torch.Generator().manual_seed(1)
-    v, step = (
-        torch.randn(2, towers.text.width, generator=g),
-        torch.randn(2, towers.text.width, generator=g),
-    )
+    v = torch.randn(2, towers.text.width, generator=g)
+    step = torch.randn(2, towers.text.width, generator=g)
     target = torch.randn(2, towers.encoder.text(["x"]).shape[-1], generator=g)
 
     def value(vectors):
@@ -128,7 +126,8 @@ def test_the_gradient_of_a_context_vector_is_a_finite_difference(towers):
 
 def test_words_before_the_name_are_the_templates_tokens(towers):
     # T-T1: the prompt made of the words' embeddings is the tokenised template, token for token.
-    before, after = "a photo of a ", "."
+    before = "a photo of a "
+    after = "."
     names = ["cat", "ice cream"]
     words, end = towers.text.embed([before])
     vectors = words[0, 1 : int(end)]

@@ -77,7 +77,9 @@ def test_the_features_are_transformers_own(saved, kind, output, word, feature):
     model = transformers.AutoModel.from_pretrained(saved[kind]).eval()
     with torch.inference_mode():
         expected = feature(model, pixels())
-    assert (row.name, row.width, row.recipe.pooling) == (f"hf:{kind}", expected.shape[1], word)
+    assert row.name == f"hf:{kind}"
+    assert row.width == expected.shape[1]
+    assert row.recipe.pooling == word
     assert close(encoder.image(IMAGES), expected, SUMS)
     assert expected.std(0).max() > 1e-3
     read = (row.recipe.size, row.recipe.resize, row.recipe.interpolation)
@@ -128,8 +130,7 @@ def test_a_text_tower_gives_unit_rows_of_its_own(saved):
 
 def test_texts_are_the_mean_of_their_tokens_without_padding(saved):
     encoder = TextEncoder(f"hf:{saved['bert']}")
-    texts = ["a cat", "a photo of a dog ."]
-    found = encoder.encode_texts(texts)
+    found = encoder.encode_texts(["a cat", "a photo of a dog ."])
     assert found.shape == (2, 16)
     # Each text alone has no padding: its row is the plain mean of transformers' states.
     ids = ([2, 4, 7, 3], [2, 4, 5, 6, 4, 8, 9, 3])
@@ -146,13 +147,15 @@ def test_sentence_transformers_files_say_how_to_pool(saved, tmp_path):
     path = shutil.copytree(saved["bert"], tmp_path / "s")
     (path / "1_Pooling").mkdir()
     pooling = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
-    (path / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    (path / "1_Pooling/config.json").write_text(json.dumps(pooling))
     types = ("Transformer", "Pooling", "Normalize")
     steps = [{"type": f"sentence_transformers.models.{name}"} for name in types]
     (path / "modules.json").write_text(json.dumps(steps))
     (path / "sentence_bert_config.json").write_text('{"max_seq_length": 4}')
     encoder = TextEncoder(f"hf:{path}")
-    assert (encoder.output.pooling, encoder.model.unit, encoder.length) == ("cls", True, 4)
+    assert encoder.output.pooling == "cls"
+    assert encoder.model.unit is True
+    assert encoder.length == 4
     assert close(np.linalg.norm(encoder.encode_texts(["a cat"]), axis=1), [1.0], SUMS)
     with torch.inference_mode():
         state = encoder.model.module(input_ids=torch.tensor([[2, 4, 5, 3]])).last_hidden_state[0, 0]
@@ -160,16 +163,16 @@ def test_sentence_transformers_files_say_how_to_pool(saved, tmp_path):
     # cut to four tokens
     assert close(encoder.encode_texts(["a photo of a dog ."])[0], expected, SUMS)
     told = {"pooling_mode_mean_tokens": False, "pooling_mode_lasttoken": True}
-    (path / "1_Pooling" / "config.json").write_text(json.dumps(told))
+    (path / "1_Pooling/config.json").write_text(json.dumps(told))
     assert lookup(f"hf:{path}").recipe.pooling == "last"
     (path / "modules.json").write_text(json.dumps([{"type": "sentence_transformers.models.Dense"}]))
     refused(lambda: TextEncoder(f"hf:{path}"), "unknown way", "Dense")
 
 
 @pytest.mark.slow
-def test_one_folder_has_one_name_however_it_is_spelled(saved, tmp_path, own_home, monkeypatch):
+def test_one_folder_has_one_name_however_it_is_spelled(saved, tmp_path, monkeypatch):
     images = folder(tmp_path / "images", train=6, test=2)
-    path = shutil.copytree(saved["vit"], tmp_path / "models" / "vit")
+    path = shutil.copytree(saved["vit"], tmp_path / "models/vit")
     monkeypatch.chdir(tmp_path)
     words = f"extract --dataset folder:{images} --backbones"
     made = ok(f"{words} hf:models/vit").data
@@ -194,19 +197,19 @@ def test_one_folder_has_one_name_however_it_is_spelled(saved, tmp_path, own_home
     assert fedcache(*predict).code == Exit.ENVIRONMENT
     assert len(Store.open(place_of(f"{words} hf:{path}")).arrays) == 2
     # A name that means another folder from here is not taken, even if it meant the right one elsewhere.
-    other = tmp_path / "elsewhere" / "models" / "vit"
+    other = tmp_path / "elsewhere/models/vit"
     shutil.copytree(tiny_hf.folder(tmp_path / "other", "vit", seed=1), other)
     monkeypatch.chdir(tmp_path / "elsewhere")
     (own,) = ok(f"{words} hf:{path}").data["arrays"]
-    assert (own["recipe"]["backbone"], own["recipe"]["weights"]) == ("hf:vit", content_sha256(path))
+    assert own["recipe"]["backbone"] == "hf:vit"
+    assert own["recipe"]["weights"] == content_sha256(path)
 
 
-def test_a_repository_is_found_in_the_cache_and_only_there(
-    saved, tmp_path, no_network, monkeypatch
-):
+def test_a_repository_is_found_in_the_cache_and_only_there(saved, no_network, monkeypatch):
     name = "hf:someone/tiny-vit"
     missing = fedcache(f"backbones verify {name}")
-    assert (missing.code, no_network) == (Exit.ENVIRONMENT, [])
+    assert missing.code == Exit.ENVIRONMENT
+    assert no_network == []
     assert f"fedcache backbones pull {name}" in missing.err
     with monkeypatch.context() as patch:
         patch.setenv("FEDCACHE_OFFLINE", "1")
@@ -216,7 +219,8 @@ def test_a_repository_is_found_in_the_cache_and_only_there(
     assert no_network
     no_network.clear()
     cache = library_caches().huggingface / "models--someone--tiny-vit"
-    blobs, snapshot = cache / "blobs", cache / "snapshots" / "c0ffee"
+    blobs = cache / "blobs"
+    snapshot = cache / "snapshots/c0ffee"
     blobs.mkdir(parents=True)
     snapshot.mkdir(parents=True)
     for number, file in enumerate(sorted(saved["vit"].iterdir())):
@@ -311,7 +315,7 @@ PREPROCESSING = [
 
 def test_preprocessing_is_read_or_refused(tmp_path):
     for told, expected in PREPROCESSING:
-        (tmp_path / "preprocessor_config.json").write_text(json.dumps({**tiny_hf.PLAIN, **told}))
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps(tiny_hf.PLAIN | told))
         if expected is None:
             refused(lambda: read_preprocessing(tmp_path, "m"))
         else:

@@ -52,8 +52,7 @@ def states(folder, text, layer=None):
 
 def opened(folder, output=None, **options):
     """The encoder that an extraction with such a recipe loads."""
-    row = lookup(f"hf:{folder}", output=output, options=options)
-    return encoder_at(row, folder)
+    return encoder_at(lookup(f"hf:{folder}", output=output, options=options), folder)
 
 
 POOLED = {
@@ -99,11 +98,9 @@ def test_layers_are_counted_from_either_end(model):
 
 
 def test_max_tokens_cuts_and_counts(model):
-    encoder = opened(model, max_tokens="4")
-    features, cut = encoder.items(TEXTS)
+    features, cut = opened(model, max_tokens="4").items(TEXTS)
     assert cut.tolist() == [True, True, False, True, True]
-    expected = states(model, "a do").mean(0)
-    assert close(features[1], expected, 16)
+    assert close(features[1], states(model, "a do").mean(0), 16)
     for wrong in ("0", "81", "x", "-1"):
         refused(
             lambda wrong=wrong: lookup(f"hf:{model}", options={"max_tokens": wrong}),
@@ -119,8 +116,7 @@ def test_prompts_come_from_the_models_file_or_as_a_text(model, tmp_path):
     assert content_sha256(folder) == before
     expected = states(folder, f"find : {TEXTS[0]}").mean(0)
     for prompt in ("query", "find : "):
-        encoder = opened(folder, prompt=prompt)
-        assert close(encoder.items(TEXTS[:1])[0][0], expected, 16)
+        assert close(opened(folder, prompt=prompt).items(TEXTS[:1])[0][0], expected, 16)
     plain = lookup(f"hf:{folder}").recipe
     assert lookup(f"hf:{folder}", options={"prompt": "document"}).recipe == plain
     assert "prompt" not in plain.to_dict()
@@ -129,7 +125,7 @@ def test_prompts_come_from_the_models_file_or_as_a_text(model, tmp_path):
         "Unknown prompt of hf:prompted 'quary'",
     )
     (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling" / "config.json").write_text('{"include_prompt": false}')
+    (folder / "1_Pooling/config.json").write_text('{"include_prompt": false}')
     refused(lambda: lookup(f"hf:{folder}", options={"prompt": "query"}), "include_prompt")
 
 
@@ -140,7 +136,9 @@ def test_a_stored_recipe_finds_its_row_again(model, tmp_path):
     recipe = Recipe.from_dict(row.recipe.to_dict())
     assert lookup_recorded(recipe, home=home).recipe == recipe
     assert row.options_of(recipe) == {**options, "output": "layer:2"}
-    assert (recipe.pooling, recipe.prompt, row.text_width) == ("last(layer:2)", "find : ", None)
+    assert recipe.pooling == "last(layer:2)"
+    assert recipe.prompt == "find : "
+    assert row.text_width is None
 
 
 def test_recipes_of_texts_without_choices_keep_their_digest():

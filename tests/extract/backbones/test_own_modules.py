@@ -102,7 +102,7 @@ def flat(root):
     """Two images of one colour, of different sizes and classes."""
     for side in (8, 11):
         (root / f"class{side}").mkdir(parents=True)
-        Image.new("RGB", (side, side), (51, 102, 204)).save(root / f"class{side}" / "x.png")
+        Image.new("RGB", (side, side), (51, 102, 204)).save(root / f"class{side}/x.png")
 
 
 class Small(nn.Module):
@@ -126,8 +126,10 @@ def test_a_factorys_features_are_those_of_its_module(nets, tmp_path):
     )
     store = Store.open(done.data["path"])
     (array,) = store.arrays.values()
-    assert (array.recipe["backbone"], array.recipe["size"]) == (f"module:{nets}:build", 16)
-    assert (array.recipe["mean"], array.recipe["std"]) == ([0.5, 0.5, 0.5], [0.25, 0.5, 1.0])
+    assert array.recipe["backbone"] == f"module:{nets}:build"
+    assert array.recipe["size"] == 16
+    assert array.recipe["mean"] == [0.5, 0.5, 0.5]
+    assert array.recipe["std"] == [0.25, 0.5, 1.0]
     assert array.recipe["pooling"] == "output"
     module = importlib.import_module(nets).build().eval()
     # Another way: Pillow's resize and numpy's norm in float64, of every image.
@@ -185,8 +187,7 @@ def test_a_module_is_left_as_it_is_and_trained_further_it_is_another_array(nets,
     first = fc.extract(f"folder:{images}", module)
     assert module.training
     assert module.weight.requires_grad
-    again = fc.extract(f"folder:{images}", [module])
-    assert list(again.arrays) == list(first.arrays)
+    assert list(fc.extract(f"folder:{images}", [module]).arrays) == list(first.arrays)
     with torch.no_grad():
         module.weight += 1
     assert len(fc.extract(f"folder:{images}", [module]).arrays) == 2
@@ -207,7 +208,8 @@ def test_tokens_and_maps_are_averaged_and_the_recipe_says_so(nets, shape, expect
             return torch.arange(float(np.prod(shape))).reshape(shape).expand(len(x), *shape)
 
     row = lookup(fc.backbone(Places(), "places"))
-    assert (row.width, row.recipe.pooling) == (2, "avg(output)")
+    assert row.width == 2
+    assert row.recipe.pooling == "avg(output)"
     encoder = load(row, own_module.weights_of(row), row.recipe)
     assert encoder.image(torch.zeros(1, 8, 8, 3, dtype=torch.uint8)).tolist() == [expected]
 
@@ -242,7 +244,7 @@ def test_what_changes_features_changes_the_digest():
         assert digest(changed) != digest(module), name
 
 
-def test_a_changed_line_or_helper_is_another_array(nets, tmp_path):
+def test_a_changed_line_or_helper_is_another_array(nets):
     name = f"module:{nets}:build"
     note_named(name)
 
@@ -255,8 +257,7 @@ def test_a_changed_line_or_helper_is_another_array(nets, tmp_path):
 
     first = digest()
     assert digest() == first
-    helper = Path(f"{nets}_helper.py")
-    helper.write_text("FACTOR = 20.0\n")
+    Path(f"{nets}_helper.py").write_text("FACTOR = 20.0\n")
     assert digest() != first
 
 
@@ -264,7 +265,8 @@ def test_a_changed_line_or_helper_is_another_array(nets, tmp_path):
 def test_workers_build_it_and_give_the_same_bytes(nets, tmp_path):
     images = folder(tmp_path / "images", train=6, test=2)
     words = f"extract --dataset folder:{images} --batch 4 --backbones module:{nets}"
-    here, there = tmp_path / "here.zarr", tmp_path / "there.zarr"
+    here = tmp_path / "here.zarr"
+    there = tmp_path / "there.zarr"
     ok(f"{words}:build --workers 0 --store {here}")
     assert ok(f"{words}:build --workers 1 --store {there}").data["workers"] == 1
     assert np.array_equal(features(here), features(there))
@@ -273,8 +275,7 @@ def test_workers_build_it_and_give_the_same_bytes(nets, tmp_path):
 
 def test_one_in_memory_runs_here_for_every_number_of_workers(nets, tmp_path):
     images = folder(tmp_path / "images", train=6, test=2)
-    store = fc.extract(f"folder:{images}", Small(), workers=2, batch=4)
-    assert store.rows == 24
+    assert fc.extract(f"folder:{images}", Small(), workers=2, batch=4).rows == 24
     row = lookup("module:Small")
     weights = own_module.weights_of(row)
     own_module._IN_MEMORY["module:Small"].module.weight.data.add_(1)

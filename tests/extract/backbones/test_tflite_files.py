@@ -37,12 +37,14 @@ def coloured(red, green, blue):
 def test_floats_are_normalised_and_cut_before_the_classifier(tmp_path):
     path = classifier(tmp_path / "a.tflite")
     image = coloured(204, 51, 0)
-    whole, cut = (
-        lookup(f"tflite:{path}", output="scores"),
-        lookup(f"tflite:{path}", output="penultimate"),
-    )
-    assert (whole.width, cut.width, cut.recipe.size, cut.raw) == (4, 3, 8, False)
-    assert (whole.recipe.pooling, cut.recipe.pooling) == ("scores", "avg(penultimate)")
+    whole = lookup(f"tflite:{path}", output="scores")
+    cut = lookup(f"tflite:{path}", output="penultimate")
+    assert whole.width == 4
+    assert cut.width == 3
+    assert cut.recipe.size == 8
+    assert cut.raw is False
+    assert whole.recipe.pooling == "scores"
+    assert cut.recipe.pooling == "avg(penultimate)"
     # From -1 to 1: 204 -> 0.6, 51 -> -0.6, 0 -> -1; score k is (k + 1) times red.
     assert close(features_of(cut, image), np.array([[0.6, -0.6, -1.0]]), 8 * 8 * 3)
     assert close(features_of(whole, image), np.array([[0.6, 1.2, 1.8, 2.4]]), 8 * 8 * 3)
@@ -96,7 +98,7 @@ def test_the_layer_before_the_classifier_is_found_by_structure():
 def test_import_keeps_the_file_itself(tmp_path, own_home):
     path = classifier(tmp_path / "mine.tflite")
     kept = place_of(f"backbones import {path} --as tflite:mine.tflite")
-    assert kept == own_home / "weights" / "mine.tflite"
+    assert kept == own_home / "weights/mine.tflite"
     assert kept.read_bytes() == path.read_bytes()
     path.unlink()
     assert ok("backbones verify tflite:mine.tflite").data["width"] == 4
@@ -117,25 +119,25 @@ def test_every_number_that_leads_on_is_compared(tmp_path):
     raw = classifier(tmp_path / "a.tflite").read_bytes()
     graph = read_graph(raw, tmp_path, "a")
     assert graph.names == ("images", "colour", "weights", "bias", "scores", "chances")
-    assert (graph.inputs, graph.outputs, graph.weights) == ((0,), (5,), frozenset({2}))
+    assert graph.inputs == (0,)
+    assert graph.outputs == (5,)
+    assert graph.weights == frozenset({2})
     changed = with_output(raw, 77, "a")
     assert sum(a != b for a, b in zip(raw, changed, strict=True)) == 1
     machine_error(lambda: read_graph(changed, tmp_path, "a"), "77 where there are 6")
     assert read_graph(with_output(raw, 1, "a"), tmp_path, "a").outputs == (1,)
 
 
-def test_the_named_files_are_pinned_and_missing_ones_say_how_to_bring_them(own_home):
+def test_the_named_files_are_pinned_and_missing_ones_say_how_to_bring_them():
     assert MOBILENETS == ["mobilenetv2-imagenet", "mobilenetv2-birds", "mobilenetv2-insects"]
     for name in MOBILENETS:
         row = BACKBONES[name]
         ((file, digest),) = row.sha256
-        assert (row.width, row.recipe.size, row.raw, row.cpu_only, len(digest)) == (
-            1280,
-            224,
-            True,
-            True,
-            64,
-        )
+        assert row.width == 1280
+        assert row.recipe.size == 224
+        assert row.raw is True
+        assert row.cpu_only is True
+        assert len(digest) == 64
         must_fail(file, f"extract --dataset digits --backbones {name}", code=Exit.ENVIRONMENT)
 
 
@@ -143,7 +145,7 @@ def test_another_file_is_never_a_named_backbone(tmp_path, own_home):
     """Its name does not count: its digest is pinned, and another model is one of the user's."""
     path = classifier(tmp_path / "mine.tflite")
     name, (expected,) = "mobilenetv2-birds", dict(BACKBONES["mobilenetv2-birds"].sha256).values()
-    kept = own_home / "weights" / f"{name}.tflite"
+    kept = own_home / f"weights/{name}.tflite"
     done = [fedcache(f"backbones import {path} --as {name}")]
     assert not kept.exists()
     done += [fedcache(f"extract --dataset digits --backbones {name} --weights {name}={path}")]

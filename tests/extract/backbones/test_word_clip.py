@@ -74,7 +74,9 @@ def test_tfidf_by_hand():
     kernel = TextKernel(NET, torch.eye(3), LetterTokens())
     (row,) = kernel.tfidf([Counter(dog=2, cat=1, unheard=1)])
     # "dog" is in n1 and n4, "cat" in n2 and n3, "unheard" in none
-    dog, cat, unheard = 2 * math.log(4 / 2), math.log(4 / 2), math.log(4)
+    dog = 2 * math.log(4 / 2)
+    cat = math.log(4 / 2)
+    unheard = math.log(4)
     norm = math.sqrt(dog**2 + cat**2 + unheard**2)
     assert row[kernel.column["dog"]] == pytest.approx(dog / norm)
     assert row[kernel.column["cat"]] == pytest.approx(cat / norm)
@@ -166,8 +168,7 @@ def test_order_and_number_of_context_vectors_change_nothing(towers):
         features.append(towers.text.encode(prompts, ends))
     for found in features[1:]:
         torch.testing.assert_close(found, features[0], atol=1e-6, rtol=0)
-    without = towers.text.encode(rows, end)
-    assert float((features[0] - without).abs().max()) > 1e-3
+    assert float((features[0] - towers.text.encode(rows, end)).abs().max()) > 1e-3
 
 
 def test_a_gradient_reaches_the_context(encoder, towers):

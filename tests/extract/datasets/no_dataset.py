@@ -7,5 +7,5 @@ from fedcache.errors import Exit
 
 
 def no_dataset(spec, *words, code=Exit.USAGE, **options):
-    """Opening this dataset is refused with these words."""
-    refused(lambda: open_dataset(spec, **options), *words, code=code)
+    """Opening this dataset is refused with these words; the error."""
+    return refused(lambda: open_dataset(spec, **options), *words, code=code)

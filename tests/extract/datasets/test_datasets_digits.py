@@ -1,13 +1,13 @@
 """The offline bundle: what is in it, that it is the same everywhere, and that it is made of what it says."""
 
 import importlib.util
-import pickle
 
 import numpy as np
 import pytest
 from command import python
 from no_dataset import no_dataset
 from opened import open_dataset, peek
+from sent import sent
 
 from fedcache.errors import Exit
 from fedcache.extract.datasets import digits
@@ -73,7 +73,7 @@ def test_mnistm_is_a_photograph_inverted_where_the_digit_is(bundle):
     """The patch of the photograph is at the place that the image's key draws."""
     from sklearn.datasets import load_sample_images
 
-    source = pickle.loads(pickle.dumps(bundle.source))
+    source = sent(bundle.source)
     gray = digits._mnist()
     photographs = load_sample_images().images
     for k, i in ((0, 0), (3, 1), (9, 149)):

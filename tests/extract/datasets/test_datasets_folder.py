@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import pickle
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +16,7 @@ from make_images import encoded, pixels, png, tree, write_directory, write_tar, 
 from no_dataset import no_dataset
 from opened import digests, open_dataset, peek
 from refusal import bad_image, refused
+from sent import sent
 
 from fedcache.errors import Exit
 from fedcache.extract.datasets import archives
@@ -84,7 +84,8 @@ def test_the_digest_sees_every_column_and_not_the_place(tmp_path):
 
 def test_a_domain_level_is_found_and_a_fifth_of_each_class_is_held_out(tmp_path):
     data = open_tree(tmp_path, tree(OFFICE))
-    assert (data.classes, data.domains) == (("bike", "mug", "pen"), ("amazon", "dslr"))
+    assert data.classes == ("bike", "mug", "pen")
+    assert data.domains == ("amazon", "dslr")
     for d in range(2):
         for c in range(3):
             rows = np.flatnonzero((data.domain == d) & (data.label == c))
@@ -110,7 +111,9 @@ def test_the_levels_mean_what_the_manual_says(folders, layout, classes, domains,
     # A second class beside it, so that the dataset has two.
     other = folders.replace("cat", "dog")
     labels = infer([f"{folders}/1.png", f"{other}/2.png"], None, where="x")
-    assert (labels.layout, labels.classes[0], labels.domains[0]) == (layout, classes, domains)
+    assert labels.layout == layout
+    assert labels.classes[0] == classes
+    assert labels.domains[0] == domains
     assert labels.splits == splits
 
 
@@ -126,7 +129,8 @@ def test_a_given_layout_overrules_what_the_names_suggest(tmp_path):
         (None, ("left", "right"), ("cat", "dog")),
     ):
         data = open_dataset(spec, layout=layout)
-        assert (data.classes, data.domains) == (classes, domains)
+        assert data.classes == classes
+        assert data.domains == domains
         assert peek(spec, layout=layout) == ("images", data.digest)
 
 
@@ -182,7 +186,7 @@ def test_what_is_no_image_is_left_out_and_counted(tmp_path):
     }
     clean = open_tree(tmp_path / "clean", tree(SPLIT))
     for data in (
-        open_tree(tmp_path / "dirty", {**tree(SPLIT), **extra}),
+        open_tree(tmp_path / "dirty", tree(SPLIT) | extra),
         open_dataset(f"folder:{write_zip(tmp_path / 'z.zip', {**tree(SPLIT), **extra})}"),
     ):
         assert data.digest == clean.digest
@@ -281,7 +285,8 @@ def test_a_folder_that_is_a_link_itself_is_what_the_user_named(tmp_path):
     (tmp_path / "named").mkdir()
     (tmp_path / "named/images").symlink_to(tmp_path / "images")
     data = open_dataset(f"folder:{tmp_path / 'named/images'}")
-    assert (data.digest, data.links_left_out) == (plain.digest, 0)
+    assert data.digest == plain.digest
+    assert data.links_left_out == 0
     assert data.source.read(0) == plain.source.read(0)
 
 
@@ -291,7 +296,8 @@ def test_links_out_that_a_csv_lists_are_left_out_unless_asked_for(tmp_path, fold
     lines = [f"{name},{name.split('/')[1]},{name.split('/')[0]}" for name in SPLIT]
     (folder / "list.csv").write_text("\n".join(["path,label,split", "link.png,dog,train", *lines]))
     data = open_dataset(f"folder:{folder / 'list.csv'}")
-    assert (data.names, data.links_left_out) == (tuple(sorted(SPLIT)), 1)
+    assert data.names == tuple(sorted(SPLIT))
+    assert data.links_left_out == 1
     assert [data.classes[i] for i in data.label] == [name.split("/")[1] for name in data.names]
     assert len(open_dataset(f"folder:{folder / 'list.csv'}", follow_links=True)) == len(SPLIT) + 1
     (folder / "only.csv").write_text("path,label\nlink.png,dog\n")
@@ -343,7 +349,7 @@ def test_composed_and_decomposed_names_are_the_same_name(tmp_path):
     decomposed = open_tree(tmp_path / "d", apart)
     assert composed.digest == decomposed.digest
     assert decomposed.source.read(1) == composed.source.read(1)
-    clash = {**files, **{name: png(9) for name in apart if "\u0301" in name}}
+    clash = files | {name: png(9) for name in apart if "\u0301" in name}
     refused(lambda: open_tree(tmp_path / "both", clash), "two images named")
 
 
@@ -354,8 +360,7 @@ def test_a_name_that_is_no_utf8_is_escaped_and_read(folder):
     except OSError:
         pytest.skip("this file system takes only UTF-8 names")
     data = open_dataset(f"folder:{folder}")
-    row = data.names.index("train/cat/\\xff.png")
-    assert data.source.read(row) == png(50)
+    assert data.source.read(data.names.index("train/cat/\\xff.png")) == png(50)
     assert open_dataset(f"folder:{folder}").digest == data.digest
 
 
@@ -365,7 +370,7 @@ def test_sources_survive_pickling_and_threads(tmp_path, pack):
     files = tree(OFFICE)
     data = open_dataset(f"folder:{pack(tmp_path / f'x{suffix}', files)}")
     data.source.read(0)  # opened before it is pickled
-    source = pickle.loads(pickle.dumps(data.source))
+    source = sent(data.source)
     with ThreadPoolExecutor(8) as pool:
         read = list(pool.map(source.read, [*range(len(data))] * 5))
     assert read == [files[name] for name in data.names] * 5
@@ -390,7 +395,8 @@ def test_a_finished_dataset_is_recognised_without_reading_an_image(tmp_path, mon
         monkeypatch.setattr(source, "read", lambda *_: pytest.fail("an image was read"))
     assert peek(spec) == (data.slug, data.digest)
     again = open_dataset(spec)
-    assert (again.digest, again.reading) == (data.digest, data.reading)
+    assert again.digest == data.digest
+    assert again.reading == data.reading
     assert peek(spec, memory=digests(rehash=True)) is None
     monkeypatch.undo()
     changed = next(f for f in (path.rglob("*.png") if path.is_dir() else [path]))
@@ -448,7 +454,7 @@ def test_a_folder_that_cannot_be_listed_stops_the_reading(tmp_path, monkeypatch)
         return scandir(place)
 
     monkeypatch.setattr(file_tree.os, "scandir", refuses)
-    no_dataset(f"folder:{tmp_path / 'x'}", str(tmp_path / "x" / "dog"), code=Exit.ENVIRONMENT)
+    no_dataset(f"folder:{tmp_path / 'x'}", f"{tmp_path}/x/dog", code=Exit.ENVIRONMENT)
 
 
 def test_a_folder_of_too_many_files_is_refused(tmp_path, monkeypatch):
@@ -473,7 +479,8 @@ def test_a_level_with_a_name_of_its_own_is_a_group_and_no_part_of_the_digest(tmp
     assert data.domains == ("all",)
     assert "site: 2 values" in data.reading
     plain = open_dataset(f"folder:{tmp_path / 'images'}", layout="*/class")
-    assert (plain.digest, plain.groups) == (data.digest, {})
+    assert plain.digest == data.digest
+    assert plain.groups == {}
     for held in (data, data.part(5)):
         assert held.groups["site"].values() == [name.split("/")[0] for name in held.names]
 

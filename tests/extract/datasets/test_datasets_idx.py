@@ -34,7 +34,8 @@ def write(folder, images, array, labels="", numbers=None):
 
 def check(folder):
     data = open_dataset(f"idx:{folder}")
-    assert (np.bincount(data.split).tolist(), data.classes) == ([30, 10], tuple("0123456789"))
+    assert np.bincount(data.split).tolist() == [30, 10]
+    assert data.classes == tuple("0123456789")
     for split, images in (("train", TRAIN), ("test", TEST)):
         for i in (0, 9, 4):
             row = data.names.index(f"{split}/{i:07d}")
@@ -99,11 +100,9 @@ def test_one_file_a_test_set_alone_and_images_without_labels(tmp_path):
         assert data.names[9] == "0000009"
     bare = write(tmp_path / "bare", "train-images-idx3-ubyte", TRAIN)
     data = open_dataset(f"idx:{bare}")
-    assert (set(data.label.tolist()), data.classes, data.slug) == (
-        {-1},
-        (),
-        "train-images-idx3-ubyte",
-    )
+    assert set(data.label.tolist()) == {-1}
+    assert data.classes == ()
+    assert data.slug == "train-images-idx3-ubyte"
 
 
 def test_of_several_datasets_in_a_folder_the_beginning_of_the_names_chooses(tmp_path):
@@ -143,14 +142,12 @@ def test_a_link_out_of_the_folder_is_left_out(tmp_path):
     write(tmp_path / "else", "train-images-idx3-ubyte", TRAIN)
     raw = tmp_path / "raw"
     raw.mkdir()
-    (raw / "train-images-idx3-ubyte").symlink_to(tmp_path / "else" / "train-images-idx3-ubyte")
+    (raw / "train-images-idx3-ubyte").symlink_to(tmp_path / "else/train-images-idx3-ubyte")
     no_dataset(f"idx:{raw}", "IDX files")
     assert len(open_dataset(f"idx:{raw}", follow_links=True)) == 30
     write(tmp_path / "else", "t10k-images-idx3-ubyte", TEST, "t10k-labels-idx1-ubyte")
     write(tmp_path / "half", "t10k-images-idx3-ubyte", TEST)
-    (tmp_path / "half" / "t10k-labels-idx1-ubyte").symlink_to(
-        tmp_path / "else" / "t10k-labels-idx1-ubyte"
-    )
+    (tmp_path / "half/t10k-labels-idx1-ubyte").symlink_to(tmp_path / "else/t10k-labels-idx1-ubyte")
     assert open_dataset(f"idx:{tmp_path / 'half'}").classes == ()
 
 
@@ -159,7 +156,8 @@ def test_idx_files_and_the_same_rows_in_a_keras_file_are_one_dataset(tmp_path):
         write(tmp_path / "raw", f"{begin}images-idx3-ubyte", images, f"{begin}labels-idx1-ubyte")
     labels = np.arange(30) % 10
     np.savez(tmp_path / "m.npz", x_train=TRAIN, y_train=labels, x_test=TEST, y_test=labels[:10])
-    one, other = f"idx:{tmp_path / 'raw'}", f"arrays:{tmp_path / 'm.npz'}"
+    one = f"idx:{tmp_path / 'raw'}"
+    other = f"arrays:{tmp_path / 'm.npz'}"
     assert open_dataset(one).digest == open_dataset(other).digest
     assert peek(one) is not None
     assert info(one)["note"]

@@ -16,7 +16,6 @@ from no_dataset import no_dataset
 from opened import open_dataset
 from refusal import bad_image, machine_error
 
-from fedcache.errors import FedcacheError
 from fedcache.extract.datasets import texts
 
 CSV = """text,label,split,site,length
@@ -39,7 +38,10 @@ def table(tmp_path):
 
 def test_a_csv_of_texts_is_read(table):
     data = open_dataset(f"texts:{table}")
-    assert (data.holds, data.slug, len(data), data.domains) == ("texts", "day", 6, ("all",))
+    assert data.holds == "texts"
+    assert data.slug == "day"
+    assert len(data) == 6
+    assert data.domains == ("all",)
     assert data.classes == ("food", "weather")
     assert data.label.tolist() == [1, 1, 0, 0, -1, 0]
     assert data.split.tolist() == [0, 0, 1, 0, 0, 0]
@@ -86,27 +88,30 @@ def test_columns_are_named_in_the_spec_and_rows_are_in_the_order_of_their_names(
     )
     words = "text=said&label=mood&split=part&name=key&domain=place&group=b"
     data = open_dataset(f"texts:{path}?{words}")
-    assert (data.names, data.classes, data.domains) == (("x", "y"), ("3", "5"), ("down", "up"))
-    assert (data.label.tolist(), data.domain.tolist(), data.split.tolist()) == (
-        [0, 1],
-        [1, 0],
-        [1, 0],
-    )
-    assert (list(data.groups), data.source.read(1)) == (["b"], b"oh")
+    assert data.names == ("x", "y")
+    assert data.classes == ("3", "5")
+    assert data.domains == ("down", "up")
+    assert data.label.tolist() == [0, 1]
+    assert data.domain.tolist() == [1, 0]
+    assert data.split.tolist() == [1, 0]
+    assert list(data.groups) == ["b"]
+    assert data.source.read(1) == b"oh"
 
 
 def test_a_part_and_several_as_domains(table, tmp_path):
     part = open_dataset(f"texts:{table}", limit=3)
-    assert [part.source.read(row) for row in (0, 1)] == [b"A fine day.", b"Eggs and ham"]
+    assert part.source.read(0) == b"A fine day."
+    assert part.source.read(1) == b"Eggs and ham"
     shutil.copy(table, tmp_path / "two.csv")
     both = open_dataset(f"a=texts:{table},b=texts:{tmp_path / 'two.csv'}")
-    assert (both.holds, both.domains, len(both)) == ("texts", ("a", "b"), 12)
+    assert both.holds == "texts"
+    assert both.domains == ("a", "b")
+    assert len(both) == 12
     no_dataset(f"a=texts:{table},b=digits", "texts", "images")
 
 
 def test_a_source_travels_without_its_texts_and_refuses_a_file_that_has_changed(table):
-    data = open_dataset(f"texts:{table}")
-    raw = pickle.dumps(data.source)
+    raw = pickle.dumps(open_dataset(f"texts:{table}").source)
     assert b"ham" not in raw
     assert pickle.loads(raw).read(2) == b"Eggs and ham"
     os.utime(table, ns=(1, 1))
@@ -130,9 +135,7 @@ def test_what_makes_no_sense_is_one_sentence(tmp_path):
     for name, raw, words, said in WRONG:
         path = tmp_path / name
         path.write_bytes(raw)
-        with pytest.raises(FedcacheError, match=said) as caught:
-            open_dataset(f"texts:{path}{words}")
-        assert "\n" not in caught.value.message
+        assert "\n" not in no_dataset(f"texts:{path}{words}", said).message
 
 
 def test_a_column_of_numbers_is_no_text(tmp_path):

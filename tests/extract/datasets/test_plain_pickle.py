@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from refusal import bad_image, corruption
 
-from fedcache.errors import FedcacheError
 from fedcache.extract.datasets.paper_index import PickledImages, load_pickle, read_images
 from fedcache.extract.datasets.row_sources import Shards
 
@@ -21,7 +20,7 @@ class Trap:
 
 
 def test_nothing_is_run(tmp_path):
-    trap = Trap(str(tmp_path / "sprung"))
+    trap = Trap(f"{tmp_path}/sprung")
     for protocol in range(6):
         for held in (trap, {"data": [trap]}, (np.array([trap]), 0)):
             (tmp_path / "x").write_bytes(pickle.dumps(held, protocol))
@@ -57,7 +56,8 @@ def test_plain_data_comes_back_from_every_protocol(protocol, tmp_path):
         if isinstance(a, np.ndarray):
             assert isinstance(b, np.ndarray)
             # numpy may turn the bytes while it reads
-            assert (a.shape, a.dtype.newbyteorder("=")) == (b.shape, b.dtype.newbyteorder("="))
+            assert a.shape == b.shape
+            assert a.dtype.newbyteorder("=") == b.dtype.newbyteorder("=")
 
 
 def test_an_array_may_not_ask_for_memory_it_does_not_bring(tmp_path):
@@ -96,8 +96,7 @@ FIELDS = (
 )
 def test_a_pickle_can_change_nothing_it_names(raw, words, tmp_path):
     (tmp_path / "x").write_bytes(b"\x80\x02" + raw)
-    with pytest.raises(FedcacheError, match=words):
-        load_pickle(tmp_path / "x")
+    corruption(lambda: load_pickle(tmp_path / "x"), words)
 
 
 def test_what_is_no_pair_of_images_and_labels_is_named(tmp_path):

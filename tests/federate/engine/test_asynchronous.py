@@ -56,7 +56,8 @@ def pair_for(execution):
 
 @served(EACH, EXECUTIONS, in_turn=True)
 def test_equal_durations_and_a_buffer_of_all_in_training_are_rounds_to_the_bit(case, execution):
-    pair, timing = pair_for(execution), TimingRule(EQUAL, buffer=3)
+    pair = pair_for(execution)
+    timing = TimingRule(EQUAL, buffer=3)
     rounds, steps = (go_tiny(*case, *pair, execution=execution, timing=t) for t in (None, timing))
     assert difference(rounds, steps) == 0.0
     assert steps.traffic == rounds.traffic
@@ -101,10 +102,8 @@ def test_a_run_that_goes_on_with_clients_in_training_has_the_same_bits(case, exe
 def test_the_order_of_clients_does_not_matter_in_simulated_time(case):
     data, clients = tiny(views=4)
     order = [0, 2, 3, 1]
-    a, b = (
-        go_tiny(*case, data, clients, **STALE),
-        go_tiny(*case, data, [clients[i] for i in order], **STALE),
-    )
+    a = go_tiny(*case, data, clients, **STALE)
+    b = go_tiny(*case, data, [clients[i] for i in order], **STALE)
     assert gap(a.server, b.server) <= trial_of_case(case, "sequential").closeness
     assert [{order.index(c) for c in r.clients} for r in a.records] == [
         set(r.clients) for r in b.records
@@ -134,7 +133,8 @@ TOY = Method(
 def toy(features, durations, **rule):
     """The run of clients a, b, ... with so many rows each of one feature, which take so long; w after each step."""
     x = doubles([d for rows, d in features for _ in range(rows)]).view(-1, 1, 1)
-    start, names = np.cumsum([0, *(rows for rows, _ in features)]), tuple("abc"[: len(features)])
+    start = np.cumsum([0, *(rows for rows, _ in features)])
+    names = tuple("abc"[: len(features)])
     clients = [
         Client(name, np.arange(*start[i : i + 2]), np.array([0])) for i, name in enumerate(names)
     ]
@@ -180,7 +180,8 @@ def test_two_clients_by_hand():
         assert record.clients == (clients,)
         assert record.diagnostics["simulated_time"] == time
         assert record.diagnostics["staleness_max"] == staleness
-        assert (record.traffic.down, record.traffic.up) == (down, 1)
+        assert record.traffic.down == down
+        assert record.traffic.up == 1
     assert toy(*TWO, power=0.0)[1] == [1.0, 3.0, 11.0, 15.0]
     # Half the step: 0.5; 0.5 + (0.5 + 1) / 2 = 1.25; 1.25 + 4 / sqrt(3); and (1.25 + 1) / 2 / sqrt(2) on top.
     w3 = 1.25 + 4.0 / math.sqrt(3.0)
@@ -222,13 +223,16 @@ DRAWS = [
     st.integers(0, 9),
 )
 def test_what_a_schedule_keeps(clients, concurrency, buffer, durations, sampling, seed):
-    names, rows = NumberedNames(clients), np.arange(1.0, clients + 1)
+    names = NumberedNames(clients)
+    rows = np.arange(1.0, clients + 1)
     sampler = ClientSampler(names, np.arange(clients), seed, rows, sampling)
     rule = TimingRule(durations, buffer=buffer)
     schedule = Schedule(
         rule, sampler, min(concurrency, clients), rule.of_clients(names, rows, seed)
     )
-    begun, ended, clock = Counter(), Counter(), 0.0
+    begun = Counter()
+    ended = Counter()
+    clock = 0.0
     for round_ in range(8):
         arrived, began = schedule.fill_buffer(round_)
         assert len(arrived) <= buffer
@@ -268,7 +272,8 @@ def test_who_drops_out_frees_its_place_and_is_never_in_a_buffer():
 def test_a_round_that_waits_takes_as_long_as_its_slowest_client():
     _, clients = tiny()
     timing = TimingRule("by hand", tuple(c.name for c in clients), (1.0, 2.0, 3.0, 4.5))
-    plain, timed = (go_tiny("fedavg", timing=t) for t in (None, timing))
+    plain = go_tiny("fedavg", timing=None)
+    timed = go_tiny("fedavg", timing=timing)
     assert difference(plain, timed) == 0.0
     assert timed.traffic == plain.traffic
     ends = np.cumsum([max(timing.given[c] for c in r.clients) for r in timed.records]).tolist()

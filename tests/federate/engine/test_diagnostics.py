@@ -60,7 +60,8 @@ def test_a_bound_that_says_nothing_is_refused(arguments, message):
 
 def test_what_flesd_sends():  # T-X6: 10,000 public rows, 512 features, ResNet-18
     once = flesd_exchange(10_000, 512, 11_689_512, 1)
-    assert (once.representations, once.weights) == (5_120_000, 11_689_512)
+    assert once.representations == 5_120_000
+    assert once.weights == 11_689_512
     assert not flesd_exchange(10_000, 512, 5_120_000, 1).cheaper  # the inequality is strict
     cheap = [flesd_exchange(10_000, 512, 11_689_512, rounds, 10).cheaper for rounds in range(1, 30)]
     assert cheap == sorted(cheap, reverse=True)  # monotone in T
@@ -70,7 +71,8 @@ def test_what_flesd_sends():  # T-X6: 10,000 public rows, 512 features, ResNet-1
 
 
 def test_zero_shot_labels_are_nearly_uniform():  # T-X7
-    x, text = unit(1000, 512), unit(10, 512, seed=1)
+    x = unit(1000, 512)
+    text = unit(10, 512, seed=1)
 
     def labelled(x, scale=1.0):
         return entropy_bits(torch.softmax(scale * x @ text.mT, -1))
@@ -85,8 +87,12 @@ def test_zero_shot_labels_are_nearly_uniform():  # T-X7
 
 
 def test_fusion_similarity_by_loops():
-    K, M, C, P = 3, 4, 5, 6
-    single, fused = normal(K, M, C, P).abs(), normal(M, C, P, seed=1).abs()
+    K = 3
+    M = 4
+    C = 5
+    P = 6
+    single = normal(K, M, C, P).abs()
+    fused = normal(M, C, P, seed=1).abs()
     owned = torch.rand(M, C, generator=torch.Generator().manual_seed(2)) < 0.6
     owned[:, 0] = True
     want = np.zeros((K, M))
@@ -100,7 +106,8 @@ def test_fusion_similarity_by_loops():
 
 
 def test_one_backbone_has_all_the_similarity():  # T-X8
-    fused, owned = normal(4, 5, 6).abs(), torch.ones(4, 5, dtype=torch.bool)
+    fused = normal(4, 5, 6).abs()
+    owned = torch.ones(4, 5, dtype=torch.bool)
     assert fusion_similarity(normal(1, 4, 5, 6, seed=1).abs(), fused, owned).tolist() == [[1.0] * 4]
     owned[2] = False
     assert fusion_similarity(fused[None], fused, owned).isnan().tolist() == [
@@ -109,13 +116,16 @@ def test_one_backbone_has_all_the_similarity():  # T-X8
 
 
 def test_alignment_is_hsic_and_blind_to_rotation_and_scale():  # T-X8
-    x, y = normal(40, 6), normal(40, 9, seed=1) + 3.0
+    x = normal(40, 6)
+    y = normal(40, 9, seed=1) + 3.0
     centre = eye(40) - 1 / 40
-    a, b = centre @ x @ x.T @ centre, centre @ y @ y.T @ centre
+    a = centre @ x @ x.T @ centre
+    b = centre @ y @ y.T @ centre
     hsic = float((a * b).sum() / math.sqrt(float((a * a).sum() * (b * b).sum())))
-    turn = torch.linalg.qr(normal(6, 6, seed=2))[0]
-    turned = 5.0 * x @ turn + 1.0
-    x, y, turned = x.numpy(), y.numpy(), turned.numpy()
+    turned = 5.0 * x @ torch.linalg.qr(normal(6, 6, seed=2))[0] + 1.0
+    x = x.numpy()
+    y = y.numpy()
+    turned = turned.numpy()
     assert linear_cka(x, y) == pytest.approx(hsic)
     assert linear_cka(y, x) == pytest.approx(hsic)
     assert linear_cka(x, turned) == pytest.approx(1.0)

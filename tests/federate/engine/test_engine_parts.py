@@ -120,7 +120,8 @@ def test_pooling_is_in_float64():
 @pytest.mark.parametrize(("points", "matrices"), [(1, 4), (9, 4 + POOLED + 1)])
 def test_the_forecast_counts_the_matrices_of_a_closed_form(points, matrices):
     # a client's D x D sum, their total, and two copies for the solver; a grid also keeps sums and one decomposition
-    load, execution = Load(1000, 5, width=64, points=points), ExecutionPlan("sequential", 1)
+    load = Load(1000, 5, width=64, points=points)
+    execution = ExecutionPlan("sequential", 1)
     closed, model = (
         forecast(load, execution, opt="sgd", stacked=False, closed=c).server for c in (True, False)
     )
@@ -184,7 +185,8 @@ def test_fairness_by_hand():
 
 def test_macro_f1_is_scikit_learns():
     g = np.random.default_rng(0)
-    y, p = g.integers(0, 5, 200), g.integers(0, 5, 200)
+    y = g.integers(0, 5, 200)
+    p = g.integers(0, 5, 200)
     assert macro_f1(p, y, 5) == pytest.approx(f1_score(y, p, average="macro"))
     few = np.array([0, 0, 3, 3, 3])  # class 4 is predicted and never there; 1 and 2 are neither
     other = np.array([0, 4, 3, 3, 4])
@@ -240,7 +242,8 @@ def test_a_private_kernel_of_torch_that_is_not_the_step_written_out_is_not_used(
 def test_features_beyond_the_memory_budget_are_in_a_file_of_the_scratch_folder(
     tmp_path, monkeypatch
 ):
-    opened, temporary = [], client_data.tempfile.TemporaryFile
+    opened = []
+    temporary = client_data.tempfile.TemporaryFile
     monkeypatch.setattr(
         client_data.tempfile, "TemporaryFile", lambda **how: opened.append(how) or temporary(**how)
     )

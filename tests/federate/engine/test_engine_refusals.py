@@ -54,8 +54,7 @@ def test_a_run_that_fails_raises_and_points_beside_it_end(monkeypatch):
     assert isinstance(failed, FederatedRunError)
     assert failed.message == "The server broke."
     assert torch.allclose(last.server["W"], alone.server["W"], atol=1e-9)
-    with pytest.raises(FederatedRunError, match="The server broke"):
-        run(FEDAVG, hps[1], data, clients, **words)
+    training_error(lambda: run(FEDAVG, hps[1], data, clients, **words), "The server broke")
 
 
 def test_a_state_of_an_earlier_release_names_its_clients_one_by_one():
@@ -89,5 +88,4 @@ def test_what_a_method_may_not_read_is_refused():
     data = stack_clients(torch.zeros(4, 1, 2), None, [np.array([1, 3])], 0)
     with pytest.raises(InternalError):  # a method that declared no labels
         data.labels(torch.tensor([[0]]))
-    with pytest.raises(UsageError, match="mine"):  # a saved model has no training rows
-        _ = no_training_rows("mine").x
+    refused(lambda: no_training_rows("mine").x, "mine")  # a saved model has no training rows

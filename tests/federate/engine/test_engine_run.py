@@ -108,8 +108,7 @@ def test_classes_are_owned_by_training_rows():
 
 def test_a_test_row_that_two_clients_hold_counts_once_globally():
     data, clients = federation()
-    shared = [replace(c, test=clients[0].test) for c in clients]
-    out = go("fedncm", {}, data, shared)
+    out = go("fedncm", {}, data, [replace(c, test=clients[0].test) for c in clients])
     assert len(out.evaluation.rows) == len(clients[0].test)
     assert set(out.client_accuracy) == {out.accuracy}
 

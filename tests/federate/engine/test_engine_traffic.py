@@ -40,7 +40,8 @@ def test_the_counts_of_the_papers(name, width, settings, up, down):  # T-C1 to T
 
 def test_text_features_reach_a_client_once():
     out = go("fst-cbdg", rounds=6, participation=4)
-    head, text = 6 * 11 + 6, 6 * 11
+    head = 6 * 11 + 6
+    text = 6 * 11
     times = [sum(c in r.clients for r in out.records) for c in range(9)]
     assert max(times) > 1
     assert out.traffic.up.tolist() == [k * head for k in times]
@@ -68,20 +69,26 @@ def test_means_over_all_clients_rows_are_counted_once(post, sums):
 
 
 # Sizes of the law below: classes, features, projection, trunk, contrasted, public rows, token width, clients.
-C, D, P, H, Z, N, E, M = 3, 5, 7, 7, 4, 11, 8, 3
-LINEAR, MLP, GRAM, T = (
-    C * D + C,
-    P * D + P + 4 * P + C * P + C,
-    D * (D + 1) // 2 + C * D,
-    C * D,
-)  # 4 P: BatchNorm
+C = 3
+D = 5
+P = 7
+H = 7
+Z = 4
+N = 11
+E = 8
+M = 3
+LINEAR = C * D + C
+MLP = P * D + P + 4 * P + C * P + C
+GRAM = D * (D + 1) // 2 + C * D
+T = C * D  # 4 P: BatchNorm
 SIMCLR = (H * D + H) + (H * H + H) + (Z * H + Z)
 # one channel: w = 1
 RESNET = 9 * (3 + 4 * 1) + 9 * (2 + 3 * 4) + 2 + 9 * (8 + 3 * 16) + 8 + 9 * (32 + 3 * 64) + 32
 # BatchNorm, the projection
 RESNET += 4 * (1 + 4 * 1 + 5 * 2 + 5 * 4 + 5 * 8) + (8 * 8 + 8) + (Z * 8 + Z)
 SCRATCH = RESNET - (8 * 8 + 8) - (Z * 8 + Z) + 8 * C + C  # a classifier in the projection's place
-PROMPT, VISUAL = 2 * E, 3 * (4 * 3 - 2 * 1)  # two tokens; a frame of one pixel in 4 x 3
+PROMPT = 2 * E
+VISUAL = 3 * (4 * 3 - 2 * 1)  # two tokens; a frame of one pixel in 4 x 3
 SAME = dict.fromkeys(
     (
         "fedavg",
@@ -188,13 +195,15 @@ TEXT = {
 def test_the_counter_agrees_with_the_closed_form(name):  # T-0d, T-X4
     method = METHODS[name]
     data, clients = federation(sizes=(N, 13, 17), classes=C, width=D, per_client=C, tests=2)
-    hp, data = method.resolve("paper", scaled(small(name))), fitted(method, data)
+    hp = method.resolve("paper", scaled(small(name)))
+    data = fitted(method, data)
     owned = [len(np.unique(data.y[c.train])) for c in clients]
     assert sorted(set(owned)) == [2, 3]
     for execution in method.executions:
         how = {**hp, "opt": "sgd"} if execution == "gram" and "opt" in hp else hp
         out = run(method, how, data, clients, rounds=3, execution=execution, dtype=torch.float64)
-        rounds, first = len(out.records), int("public" in method.reads(hp))
+        rounds = len(out.records)
+        first = int("public" in method.reads(hp))
         down = (
             DOWN.get(name, D * sum(owned)) * rounds
             if name not in LATER
@@ -221,5 +230,7 @@ def test_traffic_is_written_of_all_clients_that_sent_or_received_anything():
     counted.up[:] = [0, 0, 1, 3, 0]
     counted.down[:] = [0, 5, 2, 0, 0]  # 1 only received, and 3 only sent; no bit of 1 is one of 2
     written = counted.to_json()
-    assert (written["clients"], written["up"], written["down"]) == ([1, 2, 3], [0, 1, 3], [5, 2, 0])
+    assert written["clients"] == [1, 2, 3]
+    assert written["up"] == [0, 1, 3]
+    assert written["down"] == [5, 2, 0]
     assert Traffic.from_json(written, 5) == counted

@@ -10,7 +10,7 @@ from pairs import parametrize
 from fedcache.federate.engine.run import executors, registered
 from fedcache.federate.execution.executor import Batched, Executor
 
-laws = load_file(Path(__file__).parents[2] / "contract" / "test_method_laws.py")
+laws = load_file(Path(__file__).parents[2] / "contract/test_method_laws.py")
 NAME = "last-first"
 
 
@@ -26,7 +26,8 @@ class LastFirst(Executor):
     def one_round(self, ids, downs):
         traffic = []
         for point, down in zip(self.batch.points, downs, strict=True):
-            pipeline, sent = point.upload_pipeline(ids, down, self.batch.participation), []
+            pipeline = point.upload_pipeline(ids, down, self.batch.participation)
+            sent = []
             for client in reversed(ids):
                 upload = point.fit_one(down, client)
                 pipeline.add(upload, client)

@@ -41,7 +41,8 @@ def reads_features(name):
 def test_a_run_on_stored_rows_is_the_run_in_memory(case, execution):
     data, clients = wide() if execution == "gram" else tiny(views=4)
     half = data.x.half()
-    memory, text = replace(data, x=half.float()), None if data.text is None else data.text.float()
+    memory = replace(data, x=half.float())
+    text = None if data.text is None else data.text.float()
     memory = replace(memory, text=text)
     keys = {"execution": execution, "dtype": torch.float32}
     one = go_tiny(*case, memory, clients, **keys)
@@ -67,8 +68,8 @@ def reader_of(store, backbone):
 
 def test_what_needs_all_rows_or_several_arrays_is_read_into_memory(store, monkeypatch):
     monkeypatch.setenv("FEDCACHE_MEMORY", "0")
-    half, single = reader_of(store, "half"), reader_of(store, "single")
-    assert stored_rows([half, single], "none") is None
+    half = reader_of(store, "half")
+    assert stored_rows([half, reader_of(store, "single")], "none") is None
     assert [post for post in FEAT_POSTS if stored_rows([half], post) is None] == [
         "center",
         "standardize",
@@ -150,7 +151,8 @@ def test_a_command_gives_the_same_result_with_any_limit_of_memory(
         "--clients 4 --rounds 2 --store",
         store.path,
     )
-    found, in_memory = [], []
+    found = []
+    in_memory = []
     for budget in ("1G", "0"):
         monkeypatch.setenv("FEDCACHE_MEMORY", budget)
         read = []

@@ -25,7 +25,8 @@ from fedcache.federate.partition.client_table import NumberedNames
 from fedcache.federate.trust.attacks import parse_attack
 from fedcache.federate.trust.privacy import Privacy, PrivateDraws
 
-M, SEED = 10, 5
+M = 10
+SEED = 5
 EVERYBODY = np.arange(M)
 NAMES = ("e", "a", "d", "b", "c")
 ROWS = np.arange(3.0, 3.0 + M)
@@ -93,7 +94,8 @@ def test_who_begins_while_others_train(draw, key):
     rule = SamplingRule(dropout=0.5)
     assert sampler(rule).begin(2, draw, 4, ()) == list(zip(first, gone, strict=True))
     # With one busy, places are drawn one by one, and again where someone is busy or drawn already.
-    found, numbers = [], stream(SEED, "sampling", *key)
+    found = []
+    numbers = stream(SEED, "sampling", *key)
     while len(found) < 3:
         if (place := int(numbers.integers(M))) not in (7, *found):
             found.append(place)

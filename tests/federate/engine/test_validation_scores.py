@@ -25,7 +25,8 @@ def tables(clients):
     """Every client tested on its first test row and with the second to choose by; without that; and the other way."""
     first = [Client(c.name, c.train, c.test[:1]) for c in clients]
     second = [Client(c.name, c.train, c.test[1:]) for c in clients]
-    common, others = (np.unique(rows_tested(part)) for part in (first, second))
+    common = np.unique(rows_tested(first))
+    others = np.unique(rows_tested(second))
     plain = ClientTable.of(first, common)
     validation = Validation.of_clients(RowLists.of([c.test for c in second]))
     return replace(plain, validation=validation), plain, ClientTable.of(second, others)

@@ -103,22 +103,22 @@ def test_tasks_computed_twice_and_in_any_order_make_the_same_store(
     tmp_path, clumsy, monkeypatch, decoders
 ):
     images = folder(tmp_path / "shapes")
-    (images / "train" / "ant" / "broken.png").write_bytes(b"not a picture")
+    (images / "train/ant/broken.png").write_bytes(b"not a picture")
     words = ("extract", "--dataset", f"folder:{images}", *SMALL, "--chunk-rows", 8, "--json")
-    whole, apart = tmp_path / "whole.zarr", tmp_path / "apart.zarr"
-    local = fedcache(*words, "--workers", 0, "--store", whole)
-    assert local.code == Exit.QUARANTINED
+    whole = tmp_path / "whole.zarr"
+    apart = tmp_path / "apart.zarr"
+    assert fedcache(*words, "--workers", 0, "--store", whole).code == Exit.QUARANTINED
     make_spec = chunk_tasks.make_spec
     monkeypatch.setattr(
         extraction_run, "make_spec", lambda *a: replace(make_spec(*a), decoders=decoders)
     )
     done = fedcache(*words, "--engine", "ray", "--store", apart)
-    assert done.code == Exit.QUARANTINED, done.err
+    assert done.code == Exit.QUARANTINED
     assert content(apart) == content(whole)
 
 
 @pytest.mark.parametrize("sizes", [(8, 32), (12, 20)])
-def test_tasks_cover_what_is_missing_once_and_share_no_image(tmp_path, sizes):
+def test_tasks_cover_what_is_missing_once_and_share_no_image(sizes):
     def writer(chunk_rows, seed):
         count = -(-101 // chunk_rows)
         left = sorted(random.Random(seed).sample(range(count), max(1, count // 2)))
@@ -159,7 +159,8 @@ def test_nothing_of_a_helper_counts_before_it_is_committed(writer):
     assert written.file.exists()
     assert writer.missing() == [0, 1, 2]
     writer.commit(written)
-    assert (writer.missing(), written.file.exists()) == ([1, 2], False)
+    assert writer.missing() == [1, 2]
+    assert not written.file.exists()
     left = writer.for_workers().write(1, rows)  # of a helper that was given up
     writer.remove_uncommitted()
     assert not left.file.exists()

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from command import fedcache
 from damage import flip_bit
 from failing_command import must_fail
 from fake_grid import FakeGrid, grid_of, in_round_2, planned, together
@@ -44,7 +43,9 @@ from fedcache.federate.methods import METHODS
 from fedcache.runs.loop import train
 from fedcache.store.store import Store
 
-C, D, ROWS = 4, 6, 90
+C = 4
+D = 6
+ROWS = 90
 OVER_SITES = [name for name, method in METHODS.items() if why_not(method, method.resolve()) is None]
 
 
@@ -107,7 +108,8 @@ def test_a_grid_and_its_seeds_travel_in_one_message_each_way(grid, sites, tmp_pa
 
 
 def test_points_that_differ_at_the_server_share_one_upload(sites, tmp_path):
-    one, many = (grid_of(sites, tmp_path / name) for name in ("one", "many"))
+    one = grid_of(sites, tmp_path / "one")
+    many = grid_of(sites, tmp_path / "many")
     together(planned("fed3r"), one, tmp_path / "a")
     together(planned("fed3r", sweep={"lam": ("1e-3", "1e-2", "1e-1")}), many, tmp_path / "b")
     grown = many.bytes_up - one.bytes_up
@@ -141,7 +143,8 @@ def test_trees_come_back_bit_for_bit(shape, kind, seed):
     assert back.words == {"round": 3, "x": None}
     for tree, other in zip(trees, back.trees, strict=True):
         for name, t in tree.items():
-            assert (other[name].dtype, other[name].shape) == (t.dtype, t.shape)
+            assert other[name].dtype == t.dtype
+            assert other[name].shape == t.shape
             assert other[name].numpy().tobytes() == t.numpy().tobytes()
 
 
@@ -252,7 +255,8 @@ def test_a_round_below_the_quorum_ends_the_run_and_it_goes_on_later(grid, sites,
 @pytest.mark.slow
 def test_an_answer_that_is_lost_leaves_no_trace_at_the_site(sites, tmp_path):
     """The site has fitted round 2 and nobody knows: its next fit begins from what it held after round 1."""
-    lost, never = grid_of(sites, tmp_path / "a"), grid_of(sites, tmp_path / "b")
+    lost = grid_of(sites, tmp_path / "a")
+    never = grid_of(sites, tmp_path / "b")
     lost.meddle[100] = in_round_2(lambda _: "lost")
     (first_run,) = together(planned("ditto", rounds=3), lost, tmp_path / "1")
     site = never.sites[100]
@@ -297,7 +301,8 @@ def test_a_site_does_not_go_on_from_a_state_that_is_not_what_it_wrote(grid, site
 
 @pytest.mark.parametrize("host", [None, "::", "192.0.2.1"])
 def test_a_server_on_all_addresses_registers_its_sites_over_loopback(host, tmp_path, monkeypatch):
-    at, ended = [], Event()
+    at = []
+    ended = Event()
     ended.set()
     keys = SimpleNamespace(ca=tmp_path / "ca.crt", nodes={"a": tmp_path / "a.pub"})
     process = SimpleNamespace(log="log", stop=lambda: None)
@@ -336,7 +341,8 @@ def test_a_warning_of_a_run_is_not_repeated_when_a_site_joins(grid, tmp_path):
 
 @pytest.mark.slow
 def test_features_of_another_recipe_are_refused_by_digest(grid, sites, tmp_path):
-    heard, other = Heard(), store_at(tmp_path / "other.zarr", np.float16)
+    heard = Heard()
+    other = store_at(tmp_path / "other.zarr", np.float16)
     grid.sites[99] = ShardSite(other.path, tmp_path / "s", "stranger")
     for late in ({}, {99: 3}):
         grid.hidden = late
@@ -352,7 +358,8 @@ def test_stores_of_their_own_are_sites_under_the_names_they_are_given(tmp_path):
         {i: ShardSite(store.path, tmp_path / name, name) for i, (name, store) in enumerate(named)}
     )
     (run,) = together(planned("fedncm"), grid, tmp_path)
-    assert (run.result["clients"], run.result["dataset"]["rows"]) == (["a", "b", "c"], 3 * ROWS)
+    assert run.result["clients"] == ["a", "b", "c"]
+    assert run.result["dataset"]["rows"] == 3 * ROWS
     refused(
         lambda: together(
             planned("fedncm", sites=1),
@@ -393,16 +400,15 @@ def test_without_keys_nothing_leaves_the_machine():
 def test_an_app_is_its_plan(tmp_path):
     asked = planned("fedavg", sweep={"lr": ("0.1", "0.01")}, set={"epochs": 2}, start_with=2)
     write_app(asked, tmp_path / "app")
-    read = read_app(tmp_path / "app")
-    assert read.to_config() == asked.to_config()
+    assert read_app(tmp_path / "app").to_config() == asked.to_config()
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "file").touch()
+    (tmp_path / "mine/file").touch()
     refused(lambda: write_app(asked, tmp_path / "mine"), "is not a fedcache app")
 
 
-def test_the_command_line_says_what_is_missing(tmp_path, sites, monkeypatch):
-    assert fedcache("flower app --method central").code == 2
-    assert fedcache("flower server").code == 2  # neither keys nor --insecure
+def test_the_command_line_says_what_is_missing(sites, monkeypatch):
+    must_fail("", "flower app --method central")
+    must_fail("", "flower server")  # neither keys nor --insecure
 
     def absent(_name):
         raise PackageNotFoundError
@@ -424,8 +430,7 @@ def test_a_refusal_says_which_file_and_not_where_it_lies(grid, sites, tmp_path):
     flip_bit(chunk, 9)
     heard = Heard()
     together(planned("fed3r"), grid, tmp_path, heard)
-    said = [line for line in heard.lines if "features/" in line or chunk.name in line]
-    assert said
+    assert [line for line in heard.lines if "features/" in line or chunk.name in line]
     assert not any(str(tmp_path) in line for line in heard.lines)
     told = refused_answer(
         FedcacheError(
@@ -471,7 +476,8 @@ MALFORMED = {
 def test_a_server_ends_with_whoever_waits_for_it_and_keeps_names_where_sites_have_keys(
     secure, tmp_path, monkeypatch
 ):
-    begun, told = [], {}
+    begun = []
+    told = {}
 
     def wait(process, *_rest):
         begun.append(process)

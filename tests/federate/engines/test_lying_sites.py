@@ -18,7 +18,9 @@ from fedcache.federate.methods import METHODS as METHOD_TABLE
 from fedcache.heads.ridge import gram
 from fedcache.store.store import Store
 
-SITES, C, D = 6, 4, 7
+SITES = 6
+C = 4
+D = 7
 LIAR = 103
 
 SECOND = ("gram", "class_square", "class_gram", "square", "scale")
@@ -229,7 +231,8 @@ def test_a_bound_on_rows_names_the_site_whose_sums_are_longer(case, words, sites
 
 def drowning(up):
     """Statistics of rows that exist: all are one vector that is a billion times longer than those of the others."""
-    n, row = float(up["count"].sum()), torch.full((D,), 1e9, dtype=torch.float64)
+    n = float(up["count"].sum())
+    row = torch.full((D,), 1e9, dtype=torch.float64)
     return {
         **up,
         "class_sum": up["count"].unsqueeze(-1) * row,

@@ -73,7 +73,8 @@ def test_a_number_beyond_the_bound_is_not_sent_and_the_bound_that_works_is_named
 
 
 def test_a_site_that_is_lost_is_left_out_of_the_sum_aloud(grid, tmp_path):
-    grid, heard = grid, Heard()
+    grid = grid
+    heard = Heard()
     grid.meddle[100] = lambda kind, number, packed: (
         "its node disconnected" if kind == "fit" and number == 1 else packed
     )

@@ -32,7 +32,10 @@ from fedcache.federate.engines.flower.sites import Member, RowLimits, SiteFacts,
 from fedcache.store.files import digest_of, sha256_hex
 from fedcache.store.store import Store
 
-C, D, SITES, LIAR = 4, 8, 6, "client-3"
+C = 4
+D = 8
+SITES = 6
+LIAR = "client-3"
 
 GOOD = SiteFacts(
     name="north",
@@ -142,7 +145,7 @@ facts = st.fixed_dictionaries({}, optional={f.name: ANY for f in dataclasses.fie
 @examples(200, 2000)
 @given(words=ANY | facts, outline=ANY, number=ANY)
 def test_what_a_node_says_is_facts_a_round_or_a_refusal(words, outline, number):
-    for said in (words, {**GOOD.to_words(), **words} if isinstance(words, dict) else words):
+    for said in (words, GOOD.to_words() | words if isinstance(words, dict) else words):
         try:
             made = SiteFacts.from_words(said)
         except ValueError:
@@ -184,8 +187,7 @@ def test_what_a_node_sends_is_a_message_or_malformed(words, trees, zero, zero_ro
     except MalformedError:
         return
     refusal_of(message)
-    counts = checked_counts(message, 0, GOOD)
-    assert isinstance(counts, str)
+    assert isinstance(checked_counts(message, 0, GOOD), str)
 
 
 def test_what_a_site_holds_is_what_most_of_them_say():
@@ -230,7 +232,8 @@ def test_test_rows_that_are_claimed_do_not_decide_the_accuracy(sites, tmp_path):
 
 def test_a_name_is_that_of_the_first_node_and_another_is_refused(sites, tmp_path):
     for late in ({}, {900: 3}):
-        place, heard = tmp_path / str(len(late)), Heard()
+        place = tmp_path / str(len(late))
+        heard = Heard()
         grid = grid_of(sites, place / "state")
         grid.sites[900], grid.hidden = grid.sites[node_of(grid, LIAR)], late
         grid.meddle[900] = lambda kind, _n, packed: (

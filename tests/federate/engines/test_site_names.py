@@ -13,7 +13,8 @@ from small_sites import Heard, missed_by, sharded
 from fedcache.config import Home
 from fedcache.federate.engines.flower.site_names import SiteNames, names_of
 
-OWNER, IMPOSTOR = 100, 900
+OWNER = 100
+IMPOSTOR = 900
 """Nodes that serve the same shard."""
 
 
@@ -102,7 +103,8 @@ def test_a_damaged_table_is_refused(damage, names, grid, tmp_path):
     )
 )
 def test_a_table_keeps_the_first_key_of_each_name(tmp_path_factory, steps):
-    names, expected = table(tmp_path_factory.mktemp("server")), dict[str, str]()
+    names = table(tmp_path_factory.mktemp("server"))
+    expected = dict[str, str]()
     for binds, keys in steps:
         if binds:
             names.bind(keys)

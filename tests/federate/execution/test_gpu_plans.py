@@ -38,7 +38,8 @@ def test_a_run_alone_is_batched_whole_on_a_gpu():
 def test_points_of_a_grid_are_columns_of_the_same_products_on_a_gpu_too(monkeypatch):
     monkeypatch.setattr(gram, "free_memory_on", lambda device: 8 << 30 if device == "cuda" else 0)
     found = plan(replace(GPU, points=240))
-    assert (found.name, found.points) == ("gram", 240)
+    assert found.name == "gram"
+    assert found.points == 240
 
 
 @pytest.mark.parametrize("heads", [1, 1000])

@@ -71,7 +71,8 @@ def test_products_in_float32_are_those_of_float64_to_its_rounding(columns):
     base = normal(1, columns, 256, seed=5).float()
     A = normal(len(clients), 40, columns, 1, seed=6).float()
     exact = torch.stack([x[rows[c], 0] for c in clients])
-    seen, total = grams.forward(clients, base), grams.back(clients, A, [1.0] * len(clients))
+    seen = grams.forward(clients, base)
+    total = grams.back(clients, A, [1.0] * len(clients))
     torch.testing.assert_close(
         seen[..., 0].double(), exact @ base[0].double().mT, rtol=0, atol=1e-3
     )

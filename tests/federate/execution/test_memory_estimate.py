@@ -26,8 +26,10 @@ from fedcache.federate.trust.pipeline import TrustPolicy
 def test_a_run_that_does_not_fit_says_how_many_clients_at_once_would():
     # 40 MiB for 8 clients at once are 5 MiB for each; 30 MiB are needed besides, and 100 MiB for the features.
     found = Forecast(100 << 20, 2 << 20, 10 << 20, 15 << 20, 40 << 20, 3 << 20)
-    load, plan = Load(1, 8), ExecutionPlan("batched", 8)
-    assert (found.total >> 20, found.above >> 20) == (170, 70)
+    load = Load(1, 8)
+    plan = ExecutionPlan("batched", 8)
+    assert found.total >> 20 == 170
+    assert found.above >> 20 == 70
 
     def hint(free, loaded, plan=plan):
         return machine_error(
@@ -68,7 +70,8 @@ def test_clients_that_keep_more_than_the_disk_has_are_refused_with_the_number_th
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=400 << 20))
-    place, batched = tmp_path / "runs" / "run", ExecutionPlan("batched", 4)
+    place = tmp_path / "runs/run"
+    batched = ExecutionPlan("batched", 4)
     load = Load(1, 100, participants=1000, state_bytes=1 << 20, rounds=10)
     machine_error(
         lambda: refuse_too_little_room(load, batched, place),

@@ -83,12 +83,14 @@ def test_a_table_gives_back_what_it_was_given(tmp_path):
 )
 def test_after_a_kill_a_table_is_what_it_was_at_the_last_checkpoint(tmp_path_factory, steps):
     path = tmp_path_factory.mktemp("table") / "states-0.table"
-    table, saved = StateTable(path, 6, CPU), None
+    table = StateTable(path, 6, CPU)
+    saved = None
     now = {}
     then = {}
     for number, step in enumerate(steps):
         if step == "checkpoint":
-            saved, then = through_json(table), dict(now)
+            saved = through_json(table)
+            then = dict(now)
             table.kept()
         elif step == "mark":
             table.mark()  # a checkpoint that does not reach the disk gives no row away
@@ -96,10 +98,11 @@ def test_after_a_kill_a_table_is_what_it_was_at_the_last_checkpoint(tmp_path_fac
             table.close()
             if saved is not None:
                 check_table(path, saved)
-            table, now = StateTable(path, 6, CPU, saved), dict(then)
+            table = StateTable(path, 6, CPU, saved)
+            now = dict(then)
         else:
-            client, rows = int(step[0]), int(step[1])
-            table[client] = now[client] = state(number, rows)
+            client = int(step[0])
+            table[client] = now[client] = state(number, int(step[1]))
         assert sorted(now) == list(table)
         assert all(equal(table[c], tree) for c, tree in now.items())
     table.close()
@@ -175,7 +178,9 @@ def test_what_clients_keep_is_in_a_file_where_it_is_much():
 def trained(name, execution, tables, stop=0, saved=None, timing=None):
     """A run, its snapshots, and what clients keep at its end; it breaks off after round ``stop``."""
     data, clients = federation()
-    method, snapshots, ended = METHODS[name], list[Snapshot](), list[dict[int, Tree]]()
+    method = METHODS[name]
+    snapshots = list[Snapshot]()
+    ended = list[dict[int, Tree]]()
     settings = {"opt": "sgd"} if "opt" in {h.name for h in method.hparams} else {}
 
     class StoppedError(Exception):

@@ -1,7 +1,5 @@
 """Ridges that choose themselves: generalised cross-validation by hand, and what it must not depend on."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -104,8 +102,7 @@ def test_discriminants_shrink_as_the_regression_on_the_classes_does(cov, means, 
 
 def test_lda_of_gh_ofl_shrinks_as_fedcgs_does():
     out = go_all("gh-ofl", LDA, *SEVEN)
-    other = go_all("fedcgs", {}, DATA, parts(1, 3))
-    gamma = float(other.server["gamma_shrink"])
+    gamma = float(go_all("fedcgs", {}, DATA, parts(1, 3)).server["gamma_shrink"])
     means = (Y.T @ X) / Y.sum(0)[:, None]
     usual = ((X - Y @ means) ** 2).sum() / (len(X) - 6) / X.shape[1]
     shrink = gamma / (gamma + usual)
@@ -154,12 +151,12 @@ def wide_digits():
 @pytest.mark.parametrize("rows", [200, 600, 1200])
 def test_copies_of_two_percent_of_the_rows_move_the_accuracy_by_at_most_a_point(rows):
     x, y, order = wide_digits()
-    train, test = order[:rows], order[1200:]
+    train = order[:rows]
+    test = order[1200:]
 
     def accuracy(chosen):
         z = torch.from_numpy(x[chosen])
-        targets = eye(10)[y[chosen]]
-        known = spectrum(z.mT @ z, z.mT @ targets)
+        known = spectrum(z.mT @ z, z.mT @ eye(10)[y[chosen]])
         ridge = best_ridge(known, len(chosen), len(chosen)).ridge
         weights = known["vectors"] @ (known["target"] / (known["values"] + ridge).unsqueeze(-1))
         return float(((torch.from_numpy(x[test]) @ weights).argmax(1).numpy() == y[test]).mean())
@@ -182,8 +179,7 @@ def test_so_do_copies_in_other_methods(name, chosen, rows):
     data = Data(x=z, y=torch.from_numpy(y), classes=10, text=text)
 
     def accuracy(train):
-        out = go_all(name, chosen, data, [Rows("all", train, test)])
-        return float(out.accuracy)
+        return float(go_all(name, chosen, data, [Rows("all", train, test)]).accuracy)
 
     copies = np.concatenate([order[:rows], order[: rows // 50]])
     assert abs(accuracy(copies) - accuracy(order[:rows])) <= 0.01

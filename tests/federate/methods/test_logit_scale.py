@@ -18,7 +18,9 @@ PLAIN = set_to("opt=sgd batch=16 epochs=2")
 def test_a_scale_is_another_rate_on_scaled_weights(name, execution):
     """With V = s W and c = s b the logits are V x + c, and a step of W by lr is one of V by lr s^2, decay wd / s^2."""
     head = {"head": "linear", "init": "zero", **PLAIN}
-    s, lr, wd = 4.0, 0.02, 0.01
+    s = 4.0
+    lr = 0.02
+    wd = 0.01
     scaled = go(name, {**head, "logit_scale": s, "lr": lr, "wd": wd}, execution=execution)
     plain = go(name, {**head, "lr": s**2 * lr, "wd": wd / s**2}, execution=execution)
     assert gap({k: s * t for k, t in scaled.server.items()}, plain.server) < 1e-12
@@ -33,7 +35,8 @@ def test_central_by_sgd_and_by_lbfgs_are_scaled_too():
     scaled = go("central", {**plain_sgd, "logit_scale": s, "lr": 0.02, "wd": 0.01})
     plain = go("central", {**plain_sgd, "lr": 0.02 * s**2, "wd": 0.01 / s**2})
     assert gap({k: s * t for k, t in scaled.server.items()}, plain.server) < 1e-12
-    x, y = data.x[:, 0].double(), data.y
+    x = data.x[:, 0].double()
+    y = data.y
     W, b = lbfgs(x, y, 6, 0.02, 500, s)
     V, c = lbfgs(x, y, 6, 0.02 / s**2, 500)  # (l2/2) |W|^2 = (l2 / 2 s^2) |V|^2
     assert gap(s * W, V) < 1e-5

@@ -52,7 +52,8 @@ def test_a_normalised_head_is_the_released_code(reg_bias):  # D-74, D-85
     out = go_all("fed3r", settings, DATA, group)
     # The released steps: sums over clients of features with a one appended, one system, then the norm of each class
     # over the rows of W that belong to features divides all of its column.
-    A, B = np.zeros((12, 12)), np.zeros((12, 6))
+    A = np.zeros((12, 12))
+    B = np.zeros((12, 6))
     for client in group:
         Z = np.c_[DATA.x[client.train, 0].numpy(), np.ones(len(client.train))]
         A += Z.T @ Z

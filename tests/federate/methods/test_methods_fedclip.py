@@ -82,8 +82,8 @@ def test_the_loss_of_one_pair_is_zero_and_of_two_is_hand_worked():
 def test_classes_in_place_of_pairs():
     client = CLIENTS[1]
     out = go_all("fedclip", {**STEP, "objective": "ce"}, DATA, [client], rounds=1)
-    begun = start_of("fedclip", STEP, DATA, [client])
-    layers, x = gate_of(begun), DATA.x[client.train, 0]
+    layers = gate_of(start_of("fedclip", STEP, DATA, [client]))
+    x = DATA.x[client.train, 0]
     z = nn.functional.normalize(layers(x) * x, dim=1)
     nn.functional.cross_entropy(10.0 * z @ DATA.text.T, DATA.y[client.train]).backward()
     assert gap(out.server["B.W"], layers[2].weight.detach() - 0.3 * layers[2].weight.grad) < 1e-12

@@ -25,7 +25,8 @@ def covariance(scale, cov, width):
 
 
 def moments(z, cov):
-    mean, apart = z.mean(0), z - z.mean(0)
+    mean = z.mean(0)
+    apart = z - z.mean(0)
     total = apart.T @ apart / len(z)
     if cov == "spherical":
         return mean, np.eye(z.shape[1]) * np.trace(total) / z.shape[1]
@@ -97,7 +98,8 @@ def test_drawn_rows_have_the_moments_of_the_mixture(cov):
         np.array([[0.0, 1.0, 2.0], [5.0, -5.0, 0.0]]), np.array(scale, float), np.array([3.0, 1.0])
     )
     z = mixture.rows(g.standard_normal((40_000, 3)), g, cov)
-    share, mean = np.array([0.75, 0.25]), 0.75 * mixture.mean[0] + 0.25 * mixture.mean[1]
+    share = np.array([0.75, 0.25])
+    mean = 0.75 * mixture.mean[0] + 0.25 * mixture.mean[1]
     want = sum(
         w * (covariance(s, cov, 3) + np.outer(m - mean, m - mean))
         for w, m, s in zip(share, mixture.mean, mixture.scale, strict=True)
@@ -148,7 +150,8 @@ def test_every_class_of_every_client_is_drawn_as_often_as_it_has_rows(k_mix):
 def one_class(parts, cov):
     """Clients whose rows ``parts`` are all of one class: features and labels that the server draws."""
     settings = {"cov": cov, "k_mix": 1}
-    who, D = [f"c{i}" for i in range(len(parts))], parts[0].shape[1]
+    who = [f"c{i}" for i in range(len(parts))]
+    D = parts[0].shape[1]
     ends = np.cumsum([len(z) for z in parts])
     trains = [np.arange(e - len(z), e) for e, z in zip(ends, parts, strict=True)]
     x = torch.from_numpy(np.concatenate(parts))[:, None]
@@ -170,9 +173,8 @@ def test_single_rows_borrow_the_covariance_of_their_class_from_all_clients(cov):
 
 
 def test_many_rows_keep_their_own_covariance():
-    g = np.random.default_rng(5)
-    tight, far = 0.1 * g.standard_normal((500, 3)), np.full((1, 3), 100.0)
-    drawn = one_class([tight, far], "full")
+    tight = 0.1 * np.random.default_rng(5).standard_normal((500, 3))
+    drawn = one_class([tight, np.full((1, 3), 100.0)], "full")
     assert (np.abs(drawn).max(1) < 1.0).sum() == 500  # the class of both spreads by about 5
 
 

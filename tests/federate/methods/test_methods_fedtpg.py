@@ -31,7 +31,9 @@ def block(p, name, width):
         nn.LayerNorm(width),
         nn.MultiheadAttention(E, 4, kdim=width, vdim=width),
     )
-    wide, first, last = nn.LayerNorm(E), nn.Linear(E, 8 * E), nn.Linear(4 * E, E)
+    wide = nn.LayerNorm(E)
+    first = nn.Linear(E, 8 * E)
+    last = nn.Linear(4 * E, E)
     for layer in (*layers, wide, first, last):
         layer.double()
     attention = layers[2]
@@ -110,7 +112,8 @@ def test_the_trained_network_is_torchs_sgd_on_the_clients_own_names():
     start = start_of("fedtpg", settings, data, clients)
     p = {k: t.clone().requires_grad_() for k, t in start.items()}
     solver = torch.optim.SGD(list(p.values()), lr=0.05, momentum=0.9, weight_decay=1e-5)
-    x, y = data.x[clients[0].train, 0], data.y[clients[0].train]
+    x = data.x[clients[0].train, 0]
+    y = data.y[clients[0].train]
     own = y.unique()
     assert len(own) == 3
     ctx = context("fedtpg", settings, towers=data.towers, names=tuple(data.names[i] for i in own))

@@ -24,7 +24,7 @@ from fedcache.heads.simclr import Ensemble, kept, nt_xent, one_way, similarity_d
 
 def go(name, settings=None, data=None, clients=None, **kwargs):
     """A run with small encoders."""
-    return go_on(name, {**small(name), **chosen(settings)}, data, clients, **kwargs)
+    return go_on(name, small(name) | chosen(settings), data, clients, **kwargs)
 
 
 def units(seed, *shape):
@@ -32,7 +32,8 @@ def units(seed, *shape):
     return torch.from_numpy(x / np.linalg.norm(x, axis=-1, keepdims=True))
 
 
-A, B = units(0, 5, 4), units(1, 5, 4)
+A = units(0, 5, 4)
+B = units(1, 5, 4)
 
 
 # -- the local loss (eq 3, D-30, T-E6)
@@ -73,11 +74,11 @@ def test_the_ensemble_is_the_mean_of_exponentials_up_to_one_constant():
 
 def test_a_large_ensemble_is_made_row_by_row_and_is_the_same(monkeypatch):
     R = torch.stack([units(s, 6, 4) for s in range(2)])
-    i, j = torch.tensor([4, 1]), torch.tensor([0, 2, 5])
+    i = torch.tensor([4, 1])
+    j = torch.tensor([0, 2, 5])
     eager = Ensemble(R, None, 0.1, 0.5)
     monkeypatch.setattr(Ensemble, "EAGER", 5)
-    lazy = Ensemble(R, None, 0.1, 0.5)
-    assert torch.equal(lazy.targets(i, j), eager.targets(i, j))
+    assert torch.equal(Ensemble(R, None, 0.1, 0.5).targets(i, j), eager.targets(i, j))
 
 
 def test_sparse_similarities_keep_the_largest_of_each_row():
@@ -136,8 +137,9 @@ def fresh(encoder, seed=0, width=0):
 def test_a_student_that_is_the_only_client_has_nothing_to_learn():
     public = units(3, 9, 1, 6)
     settings = set_to("anchors=all tau_T=0.2 tau_S=0.2 wd=0.0 esd_epochs=1 esd_batch=9")
-    hp = METHODS["flesd-head"].resolve("paper", {**small("flesd-head"), **settings})
-    w, ctx = fresh(contrastive.encoder_of(hp), width=6), server(hp, public)
+    hp = METHODS["flesd-head"].resolve("paper", small("flesd-head") | settings)
+    w = fresh(contrastive.encoder_of(hp), width=6)
+    ctx = server(hp, public)
     R = distil.unit(w, public[:, 0], ctx)
     i = torch.arange(9)
     assert (
@@ -181,8 +183,7 @@ def test_non_fl_is_the_same_for_every_partition():
 def test_flesd_cc_is_flesd_head_in_one_round():
     data, clients = federation(views=4)
     a = go("flesd-cc", {}, data, clients)
-    b = go("flesd-head", {}, data, clients, rounds=1)
-    assert difference(a, b) == 0.0
+    assert difference(a, go("flesd-head", {}, data, clients, rounds=1)) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -37,16 +37,19 @@ def bytes_of(rows, side):
 
 def released(w, target, ctx, *, momentum_while_filling):
     """The student after the released loop: queue of keys in train mode, EMA before them, no step while it fills."""
-    hp, encoder = ctx.hp, simclr.encoder_of(ctx.hp)
+    hp = ctx.hp
+    encoder = simclr.encoder_of(ctx.hp)
     student = {n: t.clone() for n, t in w.items()}
     key = {n: t.clone() for n, t in w.items()}
     names = encoder.trained()
     leaves = [student[n].requires_grad_() for n in names]
     adam = torch.optim.Adam(leaves, lr=hp["esd_lr"], weight_decay=hp["wd"])
-    size, batch = hp["queue"], hp["esd_batch"]
+    size = hp["queue"]
+    batch = hp["esd_batch"]
     # noise, which must not be used
     keys = torch.full((size, encoder.proj), torch.nan, dtype=torch.float64)
-    places, pointer = torch.zeros(size, dtype=torch.long), 0
+    places = torch.zeros(size, dtype=torch.long)
+    pointer = 0
     rows = len(ctx.public)
     data = ClientData(ctx.public, None, torch.arange(rows), (rows,))
     loader = {**hp, "batch": batch, "drop_last": True, "bn": True}
@@ -153,8 +156,7 @@ def test_a_batch_with_one_row_more_than_the_queue_writes_each_slot_once():
 def test_each_view_by_itself_is_a_model_called_twice(how, same):
     data = fitted(METHODS["flesd"], tiny()[0])
     hp = METHODS["fedavg-simclr"].resolve(
-        "paper",
-        {**small("fedavg-simclr"), **set_to("encoder=conv channels=64 proj=8 simclr=one_way")},
+        "paper", small("fedavg-simclr") | set_to("encoder=conv channels=64 proj=8 simclr=one_way")
     )
     ctx = replace(
         server({**hp, "bn_views": how}, data.x, data.image),

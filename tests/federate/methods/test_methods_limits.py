@@ -36,7 +36,7 @@ LIMITS = rows_of(
 def tensors(out):
     """All that the server and the clients of a run keep, by name."""
     of_clients = {f"{c}/{k}": t for c, state in out.states.items() for k, t in state.items()}
-    return {**out.server, **of_clients}
+    return out.server | of_clients
 
 
 ALONE = rows_of(
@@ -59,7 +59,7 @@ def test_one_client_is_a_client_that_trains_alone_bit_for_bit(name, plain, setti
         for method in (name, plain)
     )
     (wanted,) = alone.states.values()
-    assert gap({**one.server, **one.states.get(0, {})}, wanted) == 0.0
+    assert gap(one.server | one.states.get(0, {}), wanted) == 0.0
     assert one.client_accuracy == alone.client_accuracy
 
 
@@ -67,12 +67,13 @@ def test_one_client_is_a_client_that_trains_alone_bit_for_bit(name, plain, setti
 def test_without_its_own_term_a_method_is_the_plain_one_bit_for_bit(name, off, on, plain, both):
     data, clients = federation(dtype=torch.float32, views=4, sizes=(1, 40, 17))
     if name == "fedproto":
-        off, on = f"{off} proto_infer=head", f"{on} proto_infer=head"
+        off = f"{off} proto_infer=head"
+        on = f"{on} proto_infer=head"
     plain, *own = plain.split()
     without, held, expected = (
         go_all(
             method,
-            {**small(method), **set_to(both), **set_to(settings)},
+            small(method) | set_to(both) | set_to(settings),
             data,
             clients,
             rounds=2,
@@ -80,7 +81,9 @@ def test_without_its_own_term_a_method_is_the_plain_one_bit_for_bit(name, off, o
         )
         for method, settings in ((name, off), (name, on), (plain, " ".join(own)))
     )
-    wanted, found, other = tensors(expected), tensors(without), tensors(held)
+    wanted = tensors(expected)
+    found = tensors(without)
+    other = tensors(held)
     common = wanted.keys() & found.keys()
     assert common or plain == "clip-zs"
     assert all(torch.equal(found[k], wanted[k]) for k in common)

@@ -17,8 +17,10 @@ TEXT = DATA.text.numpy()
 
 def released(x, y, iterations, *, momentum=0.9, accumulate=True, bias=True, start=None):
     """(W [C, D], alpha [C], b [C]) after full-batch steps, with gradients from the loss's own formula."""
-    n, C = len(x), TEXT.shape[0]
-    onehot, products = np.eye(C)[y], x @ TEXT.T
+    n = len(x)
+    C = TEXT.shape[0]
+    onehot = np.eye(C)[y]
+    products = x @ TEXT.T
     owned = [c for c in range(C) if (y == c).any()]
     W = np.stack([x[y == c].sum(0) for c in range(C)])
     alpha = np.full(C, np.mean([250.0 * products[y == c, c].mean() for c in owned]))
@@ -27,13 +29,19 @@ def released(x, y, iterations, *, momentum=0.9, accumulate=True, bias=True, star
         W, alpha, b = (t.copy() for t in start)
     lr_w = 4.0 * n / np.linalg.eigvalsh(x.T @ x).max()
     lr_alpha = n / (4.0 * (products**2).sum(0).max())
-    vW, vb, total = np.zeros_like(W), np.zeros_like(b), np.zeros(C)
+    vW = np.zeros_like(W)
+    vb = np.zeros_like(b)
+    total = np.zeros(C)
     for i in range(iterations):
         P = softmax(x @ W.T + b + alpha * products, axis=1)
-        gW, gb, ga = (P - onehot).T @ x / n, (P - onehot).mean(0), ((P - onehot) * products).mean(0)
-        vW, vb = momentum * vW + gW, momentum * vb + gb
+        gW = (P - onehot).T @ x / n
+        gb = (P - onehot).mean(0)
+        ga = ((P - onehot) * products).mean(0)
+        vW = momentum * vW + gW
+        vb = momentum * vb + gb
         total = total + ga if accumulate else ga
-        W, b = W - lr_w * vW, b - lr_w * vb * bias
+        W = W - lr_w * vW
+        b = b - lr_w * vb * bias
         if (i + 1) % 10 == 0:
             alpha = alpha - lr_alpha * total
     return W, alpha, b
@@ -53,7 +61,8 @@ def test_one_client_and_one_round_of_the_official_preset_are_the_released_code()
 def test_clients_begin_with_their_own_values_and_go_on_from_the_average():
     group = [CLIENTS[1], CLIENTS[5]]  # 64 and 50 rows, three classes each
     out = go_all("lp-plus-plus", "epochs=12 momentum=0.5", DATA, group, rounds=2)
-    share, average = np.array([64.0, 50.0]) / 114.0, None
+    share = np.array([64.0, 50.0]) / 114.0
+    average = None
     for _ in range(2):
         made = [
             released(
@@ -89,8 +98,8 @@ def test_without_iterations_a_client_sends_its_first_values():
 
 
 def test_more_features_than_rows_have_the_same_steps():
-    x, t = normal(4, 9), normal(4, 3, seed=1)
-    short, _ = lp_plus_plus.step_sizes(x, t, torch.tensor(4.0))
+    x = normal(4, 9)
+    short, _ = lp_plus_plus.step_sizes(x, normal(4, 3, seed=1), torch.tensor(4.0))
     assert abs(
         float(short) - 16.0 / np.linalg.eigvalsh(x.numpy().T @ x.numpy()).max()
     ) < 1e-12 * float(short)

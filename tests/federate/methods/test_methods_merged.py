@@ -16,14 +16,20 @@ from fedcache.federate.methods.afl import merge, remove_ridge
 
 def released(group, gamma, clean):
     """W [D, C] by the released steps: inverses, the law as it is printed, one client after another."""
-    D, eye = X.shape[1], np.eye(X.shape[1])
-    W, R, C = [], [], []
+    D = X.shape[1]
+    eye = np.eye(X.shape[1])
+    W = []
+    R = []
+    C = []
     for client in group:
-        x, y = DATA.x[client.train, 0].numpy(), np.eye(6)[DATA.y[client.train].numpy()]
+        x = DATA.x[client.train, 0].numpy()
+        y = np.eye(6)[DATA.y[client.train].numpy()]
         R.append(np.linalg.inv(x.T @ x + gamma * eye))
         W.append(R[-1] @ x.T @ y)
         C.append(np.linalg.inv(R[-1]))
-    Wt, Rt, Ct = W[0], R[0], C[0]
+    Wt = W[0]
+    Rt = R[0]
+    Ct = C[0]
     for Wk, Rk, Ck in zip(W[1:], R[1:], C[1:], strict=True):
         both = np.linalg.inv(Ct + Ck)
         Wt = (eye - Rt @ Ck + Rt @ Ck @ both @ Ck) @ Wt + (eye - Rk @ Ct + Rk @ Ct @ both @ Ct) @ Wk
@@ -54,8 +60,7 @@ def test_it_is_the_least_squares_of_all_rows_for_every_partition(seed, m):
 def test_hand_worked_merging():
     # One feature: rows 1, 1 of y = 2 and one row 2 of y = 1; gamma 1. C = 3 and 5, W = 4/3 and 2/5.
     # Together (X'Y) / (X'X + 2) = 6 / 8, and without the ridges 6 / 6.
-    t = doubles([4 / 3, 3.0, 2 / 5, 5.0]).view(4, 1, 1)
-    W, C = merge(*t)
+    W, C = merge(*doubles([4 / 3, 3.0, 2 / 5, 5.0]).view(4, 1, 1))
     assert abs(float(W) - 0.75) < 1e-14
     assert float(C) == 8.0
     assert abs(float(remove_ridge(W, C, 2.0)) - 1.0) < 1e-14

@@ -168,10 +168,13 @@ def test_a_covariance_needs_more_rows_than_means():
 
 
 def by_hand(gamma, group):
-    x, y = DATA.x[:, 0].numpy(), DATA.y.numpy()
+    x = DATA.x[:, 0].numpy()
+    y = DATA.y.numpy()
     pool = rows_trained(group)
-    N, mu = len(pool), x[pool].mean(0)
-    G, S = N * np.outer(mu, mu), np.zeros((6, x.shape[1]))
+    N = len(pool)
+    mu = x[pool].mean(0)
+    G = N * np.outer(mu, mu)
+    S = np.zeros((6, x.shape[1]))
     for c in range(6):
         mine = [x[k.train[y[k.train] == c]] for k in group]
         mine = [m for m in mine if len(m)]
@@ -204,8 +207,7 @@ def test_automatic_gamma_follows_the_variance_of_the_features():
     variance = (np.trace(G) - (X.mean(0) ** 2).sum() + between) / 11
     auto, told = (go_all("fedcof", {"gamma": g}) for g in ("auto", 1e-2 * variance))
     assert gap(auto.server["W"], told.server["W"]) < 1e-10
-    large = replace(DATA, x=1000.0 * DATA.x, text=None)
-    scaled = go_all("fedcof", {}, large, CLIENTS)
+    scaled = go_all("fedcof", {}, replace(DATA, x=1000.0 * DATA.x, text=None), CLIENTS)
     assert gap(auto.server["W"], scaled.server["W"]) < 1e-9
 
 
@@ -230,7 +232,6 @@ def test_the_released_gamma_follows_the_backbone(names, gamma):  # D-86
 def test_the_number_of_clients_behind_each_class_is_logged():
     has = np.array([[(DATA.y[c.train] == k).any() for k in range(6)] for c in CLIENTS]).sum(0)
     out = go_all("fedcof")
-    gamma = out.records[-1].diagnostics.pop("gamma")
-    assert gamma == float(out.server["gamma"]) > 0.0
+    assert out.records[-1].diagnostics.pop("gamma") == float(out.server["gamma"]) > 0.0
     assert out.records[-1].diagnostics == {"owners_min": has.min(), "owners_mean": has.mean()}
     assert out.server["owners"].tolist() == has.tolist()

@@ -54,11 +54,13 @@ def test_fine_tuning_moves_what_it_is_told_to_and_leaves_the_server(tune, moved)
     out = go("fedbabu", how, rounds=2)
     plain = go("fedbabu", {**how, "tune_epochs": 0}, rounds=2)
     assert gap(out.server, plain.server) == 0.0
-    assert (out.protocol, plain.protocol) == ("personalised", "global")
+    assert out.protocol == "personalised"
+    assert plain.protocol == "global"
     own = out.deployed(0).personal
     assert {k for k, t in own.items() if not torch.equal(t, out.server[k])} == moved
     # Two steps of gradient descent on all rows of the client, written out.
-    x, y = data.x[clients[0].train, 0], data.y[clients[0].train]
+    x = data.x[clients[0].train, 0]
+    y = data.y[clients[0].train]
     p = {k: t.clone().requires_grad_(k in moved) for k, t in out.server.items()}
     for _ in range(2):
         z = normalize(torch.relu(x @ p["P.W"].T + p["P.b"]), dim=-1)
@@ -81,11 +83,14 @@ def test_the_margin_of_fedlc_is_that_of_the_paper(absent, denominator):
     data, clients = federation()
     client = clients[3]
     out = go_all("fedlc", settings, data, [client], rounds=1)
-    x, y, C = data.x[:, 0].numpy(), data.y.numpy(), data.classes
+    x = data.x[:, 0].numpy()
+    y = data.y.numpy()
+    C = data.classes
     count = np.bincount(y[client.train], minlength=C)
     assert 0 in count
     margin = 0.7 * np.where(count > 0, count, absent) ** -0.25
-    W, b = np.zeros((C, x.shape[1])), np.zeros(C)
+    W = np.zeros((C, x.shape[1]))
+    b = np.zeros(C)
     order = client.train[generator(0, "batch", 0, client.name, 0).permutation(len(client.train))]
     for i in range(0, len(order), 8):
         rows = order[i : i + 8]
@@ -94,7 +99,8 @@ def test_the_margin_of_fedlc_is_that_of_the_paper(absent, denominator):
             p[np.arange(len(rows)), y[rows]] = 0.0
         p /= p.sum(1, keepdims=True)
         p[np.arange(len(rows)), y[rows]] -= 1.0
-        W, b = W - 0.1 * p.T @ x[rows] / len(rows), b - 0.1 * p.mean(0)
+        W = W - 0.1 * p.T @ x[rows] / len(rows)
+        b = b - 0.1 * p.mean(0)
     assert np.abs(out.server["W"].numpy() - W).max() < 1e-12
     # With a margin of 70 no row pushes down a class that the client has no rows of.
     assert (np.abs(W[count == 0]).max() < 1e-20) == (absent < 1)
@@ -128,8 +134,7 @@ def test_clients_of_two_kinds_find_their_models():
             (len(rows), means.shape[1])
         )
     data = replace(data, x=torch.from_numpy(x)[:, None].to(data.x.dtype))
-    how = set_to("lr=0.02 batch=16 dim=16")
-    out = go_all("ifca", how, data, clients, rounds=15)
+    out = go_all("ifca", set_to("lr=0.02 batch=16 dim=16"), data, clients, rounds=15)
     assert sorted(out.server["chosen"].tolist()) == [120.0, 120.0]
     mine = [out.deployed(i).personal for i in range(6)]
     assert gap(mine[0], mine[1]) == gap(mine[4], mine[5]) == 0.0 < gap(mine[0], mine[4])

@@ -42,7 +42,8 @@ def test_each_client_attends_to_its_own_rows(values, monkeypatch):
     T = promptfl.deploy(out.server, {}, None, ctx)["T"]
     x = data.x[:, 0]
     for client, mine in zip(clients, np.split(out.evaluation.predictions, 9), strict=True):
-        F, y = x[client.train], data.y[client.train]
+        F = x[client.train]
+        y = data.y[client.train]
         weight = (12.0 * x[client.test] @ F.T).softmax(-1)
         if values == "labels":
             u = 100.0 * x[client.test] @ T.T + 40.0 * weight @ eye(6)[y]

@@ -24,7 +24,8 @@ def project(p, x):
 
 
 def test_one_other_class_has_no_divergence():
-    u, g = normal(5, 2), normal(5, 2, seed=1)
+    u = normal(5, 2)
+    g = normal(5, 2, seed=1)
     assert float(not_true_divergence(u, g, torch.tensor([0, 1, 1, 1, 0]), even(5))) == 0.0
 
 
@@ -45,7 +46,8 @@ def test_fedntd_is_its_equation(scale):
         for c in clients:
             p = dict(w)
             for rows in local_batches(c, r, 2):
-                x, y = data.x[rows, 0], data.y[rows]
+                x = data.x[rows, 0]
+                y = data.y[rows]
                 keep = one_hot(y, data.classes) == 0
 
                 def objective(p, x=x, y=y, keep=keep, w=w):
@@ -71,15 +73,20 @@ def test_scaffold_is_algorithm_1_with_option_2():
     out = go("scaffold", settings, rounds=4, participation=5)
     x = {"W": data.text.clone(), "b": zeros(data.classes)}
     zero = {k: torch.zeros_like(t) for k, t in x.items()}
-    c, own = zero, [zero] * len(clients)
+    c = zero
+    own = [zero] * len(clients)
     for record in out.records:
-        ends, change = [], []
+        ends = []
+        change = []
         for i in record.clients:
-            y, total, steps = dict(x), dict(zero), 0
+            y = dict(x)
+            total = dict(zero)
+            steps = 0
             for rows in local_batches(clients[i], record.round - 1, 2):
                 g = linear_gradient(y, data, rows)
                 g = {k: g[k] + 0.01 * y[k] for k in g}
-                total, steps = {k: total[k] + g[k] for k in g}, steps + 1
+                total = {k: total[k] + g[k] for k in g}
+                steps = steps + 1
                 y = {k: y[k] - 0.3 * (g[k] - own[i][k] + c[k]) for k in y}
             ends.append(y)
             new = {k: t / steps for k, t in total.items()}
@@ -88,7 +95,7 @@ def test_scaffold_is_algorithm_1_with_option_2():
         far = mean_of(ends, [1] * 5)
         x = {k: x[k] + 0.5 * (far[k] - x[k]) for k in x}
         c = {k: c[k] + sum(d[k] for d in change) / len(clients) for k in c}
-    assert gap(out.server, {**x, **{f"c/{k}": t for k, t in c.items()}}) < 1e-12
+    assert gap(out.server, x | {f"c/{k}": t for k, t in c.items()}) < 1e-12
     assert (
         max(gap(s, {f"c/{k}": t for k, t in own[i].items()}) for i, s in out.states.items()) < 1e-12
     )
@@ -167,9 +174,11 @@ def test_moon_is_its_equation():
     for record in out.records:
         ends = []
         for i in record.clients:
-            p, old = dict(w), last.get(i, w)
+            p = dict(w)
+            old = last.get(i, w)
             for rows in local_batches(clients[i], record.round - 1, 2):
-                x, y = data.x[rows, 0], data.y[rows]
+                x = data.x[rows, 0]
+                y = data.y[rows]
 
                 def objective(p, x=x, y=y, old=old, w=w):
                     z = project(p, x)

@@ -73,7 +73,7 @@ def test_adaptive_servers_step_as_algorithm_2_prints(name):
         "tau": 0.01,
         **({} if name == "fedadagrad" else {"beta2": 0.7}),
     }
-    seen = models(name, {**SGD, **own}, 3)
+    seen = models(name, SGD | own, 3)
     m = nothing()
     v = {k: t + 1e-4 for k, t in nothing().items()}
     for r in range(3):

@@ -20,7 +20,8 @@ def units(n, width=5, seed=0):
 
 def reference_supcon(z, y, tau):
     """The formula with loops; anchors without a positive are skipped."""
-    s, terms = z.numpy() @ z.numpy().T / tau, []
+    s = z.numpy() @ z.numpy().T / tau
+    terms = []
     for i in range(len(y)):
         positives = [p for p in range(len(y)) if p != i and y[p] == y[i]]
         below = math.log(sum(math.exp(s[i, a]) for a in range(len(y)) if a != i))
@@ -32,7 +33,8 @@ def reference_supcon(z, y, tau):
 @pytest.mark.parametrize("seed", range(3))
 def test_supcon_is_its_formula_for_every_padding(seed):
     y = torch.randint(0, 4, (9,), generator=torch.Generator().manual_seed(seed))
-    z, expected = units(9, seed=seed), reference_supcon(units(9, seed=seed), y, 0.3)
+    z = units(9, seed=seed)
+    expected = reference_supcon(units(9, seed=seed), y, 0.3)
     assert float(supervised_contrast(z, y, even(9), 0.3)) == pytest.approx(expected)
     padded = (
         torch.cat([z, units(3, seed=99)]),
@@ -52,7 +54,9 @@ def test_a_batch_without_a_positive_has_no_loss_and_no_gradient():
 
 def test_the_loss_is_scaled_by_tau_over_tau_base():  # T-U4: 1 at tau = 0.07
     p = {"P.W": normal(5, 11), "P.b": zeros(5)}
-    x, x2, y = units(8, 11), units(8, 11, seed=3), torch.arange(8) % 3
+    x = units(8, 11)
+    x2 = units(8, 11, seed=3)
+    y = torch.arange(8) % 3
     batch = {"x": x, "x2": x2, "y": y, "w": even(8)}
     views = normalize(torch.relu(torch.cat([x, x2]) @ p["P.W"].T), dim=-1)
     for tau, base, factor in ((0.07, 0.07, 1.0), (0.35, 0.07, 5.0), (0.35, 0.35, 1.0)):
@@ -69,7 +73,8 @@ def test_supcon_deploys_its_own_prototypes():
         if i not in out.states:
             continue
         p = model_of(out.states[i])
-        z, y = embed(head, p, data.x[c.train, 0])[0], data.y[c.train]
+        z = embed(head, p, data.x[c.train, 0])[0]
+        y = data.y[c.train]
         owned = y.unique()
         means = torch.stack([z[y == k].mean(0) for k in owned])
         predicted = owned[(embed(head, p, data.x[c.test, 0])[0] @ means.T).argmax(-1)]

@@ -37,7 +37,8 @@ def test_each_client_has_its_own_cache(monkeypatch):
 
 
 def means(client, least):
-    rows, y = DATA.x[client.train, 0].numpy(), DATA.y[client.train].numpy()
+    rows = DATA.x[client.train, 0].numpy()
+    y = DATA.y[client.train].numpy()
     made = {c: rows[y == c].mean(0) for c in range(6) if (y == c).sum() >= least}
     return {c: m / np.linalg.norm(m) for c, m in made.items()}
 

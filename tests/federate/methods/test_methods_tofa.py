@@ -17,7 +17,8 @@ from fedcache.heads.losses import MASKED
 from fedcache.testing.towers import TinyTowers
 
 DATA, CLIENTS = federation()
-C, D = 6, 11
+C = 6
+D = 11
 
 
 def sums_of(rows, settings=None):
@@ -89,8 +90,7 @@ def test_scores_by_hand():
     own = eye(2)
     texts = torch.stack([own, own.flip(0)])  # the second text of each class is the other's
     ctx = lanes("tofa", "scale=1.0 texts=2", classes=2, width=2)
-    data = rows_of_one(own[[0, 0, 1]], [0, 0, 1])
-    _, up = tofa.fit({"texts": texts}, {}, data, ctx)
+    _, up = tofa.fit({"texts": texts}, {}, rows_of_one(own[[0, 0, 1]], [0, 0, 1]), ctx)
     s = math.e / (1.0 + math.e)
     # t^0: right with probability s everywhere. t_0^1 = e2 against t_1^0 = e2: 1/2 on every row.
     assert torch.allclose(up["score"][0], zeros(2))
@@ -102,15 +102,14 @@ def test_scores_by_hand():
 
 def test_a_client_of_one_class_scores_what_it_can_see():
     only = Rows("only", np.flatnonzero(DATA.y.numpy() == 2)[:4], CLIENTS[0].test)
-    data = fitted(METHODS["tofa"], DATA)
-    out = go_all("tofa", {}, data, [only, CLIENTS[1]])
+    out = go_all("tofa", {}, fitted(METHODS["tofa"], DATA), [only, CLIENTS[1]])
     assert all(torch.isfinite(t).all() for t in out.server.values())
 
 
 def test_the_servers_texts_are_the_mean_of_clients_scores():
-    data = fitted(METHODS["tofa"], DATA)
-    out = go_all("tofa", "texts=3 tau=0.05", data, CLIENTS)
-    scores, ctx = [], lanes("tofa", "texts=3")
+    out = go_all("tofa", "texts=3 tau=0.05", fitted(METHODS["tofa"], DATA), CLIENTS)
+    scores = []
+    ctx = lanes("tofa", "texts=3")
     for c in CLIENTS:
         rows = stack_clients(DATA.x, DATA.y, [c.train], 0)
         scores.append(tofa.fit({"texts": out.server["texts"]}, {}, rows, ctx)[1]["score"])

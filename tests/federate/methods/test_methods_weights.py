@@ -110,8 +110,10 @@ def test_the_proximal_term_is_the_squared_distance(half, pull):
 
 
 def test_the_distance_to_prototypes():  # T-O2, T-O3
-    bar, y = normal(4, 256), torch.tensor([0, 3, 1])
-    w, has = even(3), torch.tensor([True, True, False, True])
+    bar = normal(4, 256)
+    y = torch.tensor([0, 3, 1])
+    w = even(3)
+    has = torch.tensor([True, True, False, True])
     assert float(fedproto.proto_dist(bar[y], y, w, bar, has, "mse")) == 0.0
     z = normal(3, 256, seed=1)
     sq = fedproto.proto_dist(z, y, w, bar, has, "sq_l2")
@@ -126,7 +128,10 @@ def test_the_distance_to_prototypes():  # T-O2, T-O3
 
 def pcl_loss(settings, *, owned=None, seed=0):
     """FedPCL's loss on a fixed batch; returns what it needs for a reference too."""
-    m, C, P, B = 3, 4, 5, 6
+    m = 3
+    C = 4
+    P = 5
+    B = 6
     g = torch.Generator().manual_seed(seed)
     ctx = lanes("fedpcl", {"dim": P, **settings}, classes=C, clients=m, width=7)
     owned = torch.ones(m, C, dtype=torch.bool) if owned is None else owned
@@ -154,14 +159,16 @@ def reference_pcl(p, batch, sets, counts):
     z = torch.relu(batch["x"] @ p["P.W"].T + p["P.b"])
     z = (z - z.mean(0)) / torch.sqrt(z.var(0, unbiased=False) + 1e-5) * p["P.gain"] + p["P.shift"]
     z = (z / z.norm(dim=1, keepdim=True)).numpy()
-    sets, n = sets.numpy().copy(), counts.numpy()
+    sets = sets.numpy().copy()
+    n = counts.numpy()
     available = [j for j in range(C) if n[:, j].sum() > 0]
     bar = {j: sum(n[i, j] / n[:, j].sum() * sets[i, j] for i in range(m)) for j in available}
     for i in range(m):
         for j in available:
             if n[i, j] == 0:
                 sets[i, j] = bar[j]
-    total, rows = 0.0, 0
+    total = 0.0
+    rows = 0
     for k, y in enumerate(batch["y"].tolist()):
         if y not in available:
             continue
@@ -236,8 +243,7 @@ def test_every_method_runs_as_its_released_code(official):
 def test_central_does_not_know_the_partition(settings):
     data, clients = federation()
     a = go("central", settings)
-    b = go("central", settings, data, single(clients))
-    assert gap(a.server, b.server) == 0.0
+    assert gap(a.server, go("central", settings, data, single(clients)).server) == 0.0
     assert a.traffic.totals()["up"] == a.traffic.totals()["down"] == 0
     assert len(a.client_accuracy) == 9
 
@@ -247,7 +253,8 @@ def test_the_lbfgs_probe_is_scikit_learns():
 
     data, clients = federation()
     rows = rows_trained(clients)
-    x, y = data.x[rows, 0], data.y[rows]
+    x = data.x[rows, 0]
+    y = data.y[rows]
     l2 = 1e-2
     W, b = lbfgs(x, y, data.classes, l2, 500)
     # scikit-learn minimises C sum CE + |W|^2/2, so C = 1 / (l2 N).

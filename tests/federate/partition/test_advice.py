@@ -38,7 +38,8 @@ def words_of(options):
 def run_command(command, columns):
     """Deal as a command says that names options of schemes alone."""
     given_words = words_of(shlex.split(command)[2:])
-    scheme, seed = given_words.pop("scheme"), int(given_words.pop("partition_seed", 0))
+    scheme = given_words.pop("scheme")
+    seed = int(given_words.pop("partition_seed", 0))
     chosen, arguments = with_column(scheme, given_words)
     assert chosen is not None
     make(chosen, columns, seed=seed, **typed_arguments(chosen, arguments))
@@ -116,7 +117,7 @@ def check(scheme, columns, arguments, seed):
     for command in advised(refused):
         run_command(command, columns)
     if isinstance(refused, InfeasibleError) and refused.instead:
-        make(scheme, columns, seed=seed, **{**arguments, **refused.instead})
+        make(scheme, columns, seed=seed, **arguments | refused.instead)
 
 
 def check_warnings(made, columns, arguments):
@@ -129,6 +130,6 @@ def check_warnings(made, columns, arguments):
             made.scheme,
             columns,
             seed=made.seed,
-            **{**arguments, **typed_arguments(made.scheme, changed)},
+            **arguments | typed_arguments(made.scheme, changed),
         )
         assert not any(FEWER in note for note in enough.notes), (advice.group(1), enough.notes)

@@ -144,9 +144,7 @@ def test_a_forged_head_is_refused(change):
 def forged(partition, **arrays):
     """The file of other arrays, with checksums that fit."""
     content, held = unpack(memoryview(whole(partition)))
-    return b"".join(
-        pack(content, {**held, **{k: np.array(v, np.int64) for k, v in arrays.items()}})
-    )
+    return b"".join(pack(content, held | {k: np.array(v, np.int64) for k, v in arrays.items()}))
 
 
 @pytest.mark.parametrize(
@@ -269,8 +267,7 @@ def test_the_same_test_rows_of_every_client_are_held_once():
     assert made.table.test_sizes.tolist() == [60] * 60
     assert not made.table.shares.any()  # the global test rows are more
     assert len(unpack(memoryview(whole(made)))[1]["order"]) == 60
-    again = read(whole(made), rows=len(columns.label))
-    assert again.to_payload() == made.to_payload()
+    assert read(whole(made), rows=len(columns.label)).to_payload() == made.to_payload()
     _, held = unpack(memoryview(whole(made)))
     corruption(
         lambda: read(

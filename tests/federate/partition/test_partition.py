@@ -43,7 +43,7 @@ def test_every_row_has_exactly_one_client(scheme, data, columns, seed):
         assert partition.hint
         # what the message says works must not be infeasible too
         if instead := getattr(partition, "instead", {}):
-            again = attempt(scheme.name, columns, seed=seed, **{**args, **instead})
+            again = attempt(scheme.name, columns, seed=seed, **args | instead)
             assert not isinstance(again, InfeasibleError), f"{partition.message} -> {instead}"
         return
     rows = trained(partition)
@@ -123,8 +123,7 @@ def test_a_short_class_keeps_what_exists_and_says_so():
     ok[7:250] = 0  # 7 training rows of class 0 remain in domain 0
     partition = make("feature-shift", replace(columns, ok=ok))
     assert partition.counts(columns)[:, 0].tolist() == [7, 10]
-    short = partition.notes[1]
-    assert "domain 0/class 0 (7); --shots 7" in short
+    assert "domain 0/class 0 (7); --shots 7" in partition.notes[1]
 
 
 def test_the_domain_filter_chooses_and_orders_the_clients():
@@ -186,7 +185,8 @@ def test_a_small_pool_keeps_ratio_and_clients_and_says_what_each_has():
 )
 def test_both_shifts_deal_almost_all_rows(clients, shots, printed):
     # floor() takes less than one row for each client and class, and half a row on average
-    asked, cells = clients * shots * 10, clients * 10
+    asked = clients * shots * 10
+    cells = clients * 10
     columns = even_columns(clients * shots, 5, 10, domains=clients)  # no domain can run out
     totals = [
         len(trained(make("feature-label-shift", columns, shots=shots, seed=s))) for s in range(60)
@@ -235,8 +235,7 @@ def test_a_client_without_matching_tests_is_refused():
 
 
 def test_two_shards_of_cifar10_are_250_rows_each():
-    partition = make("shards", CIFAR10, clients=100, shards=2)
-    counts = partition.counts(CIFAR10)
+    counts = make("shards", CIFAR10, clients=100, shards=2).counts(CIFAR10)
     assert set(np.unique(counts)) == {0, 250, 500}
     assert (counts.sum(axis=1) == 500).all()
 

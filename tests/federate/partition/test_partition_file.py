@@ -29,7 +29,7 @@ def signed(payload):
 
 
 def changed(**fields):
-    return signed({**SOUND.to_payload(), **fields})
+    return signed(SOUND.to_payload() | fields)
 
 
 FEASIBLE = {

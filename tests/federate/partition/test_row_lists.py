@@ -102,11 +102,9 @@ CLIENTS = (
 def test_a_table_is_its_clients_and_holds_common_test_rows_once():
     table = ClientTable.of(CLIENTS, COMMON)
     for made, given_ in zip(table, CLIENTS, strict=True):
-        assert (made.name, made.train.tolist(), made.test.tolist()) == (
-            given_.name,
-            given_.train.tolist(),
-            given_.test.tolist(),
-        )
+        assert made.name == given_.name
+        assert made.train.tolist() == given_.train.tolist()
+        assert made.test.tolist() == given_.test.tolist()
     assert table.shares.tolist() == [True, True, False]
     assert table[0].test is table[1].test is COMMON
     assert table.tested.tolist() == [50, 51, 52, 60]
@@ -158,14 +156,16 @@ def test_what_is_no_partition_is_refused_by_client(clients, why):
 def same_runs(data, clients, table):
     """Runs on clients, each with lists of its own, are those on the table of them."""
     for method in ("fed3r", "fedavg", "fedrep", "solo"):
-        one, other = go(method, {}, data, clients), go(method, {}, data, table)
+        one = go(method, {}, data, clients)
+        other = go(method, {}, data, table)
         assert difference(one, other) == 0.0
         assert one.evaluation.rows.tolist() == other.evaluation.rows.tolist()
         per_client = one.evaluation.client_accuracy, other.evaluation.client_accuracy
         assert np.array_equal(*per_client, equal_nan=True)
         assert one.evaluation.accuracy == other.evaluation.accuracy
         assert np.array_equal(one.classes_owned, other.classes_owned)
-        assert (list(one.clients), one.warnings) == (list(other.clients), other.warnings)
+        assert list(one.clients) == list(other.clients)
+        assert one.warnings == other.warnings
 
 
 @pytest.mark.parametrize("protocol", ["balanced", "matched", "mixed"])
@@ -185,7 +185,8 @@ def test_a_run_on_a_table_is_the_run_on_its_clients(protocol):
 
 def test_a_run_on_matched_tests_by_rule_is_the_run_on_their_lists():
     data, clients = federation()
-    common, y = np.unique(rows_tested(clients)), data.y.numpy()
+    common = np.unique(rows_tested(clients))
+    y = data.y.numpy()
     train = RowLists.of([c.train for c in clients])
     lists = MatchedLists.of(common, y, np.random.default_rng(0), train)
     table = ClientTable.dealt([c.name for c in clients], train, common, lists)

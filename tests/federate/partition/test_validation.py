@@ -30,7 +30,8 @@ def one_by_one(train, label, uid, share):
     """The rule once more, row by row: lists of rows that are taken."""
     taken = []
     for rows in train:
-        given, before = {}, 0
+        given = {}
+        before = 0
         classes = {
             c: sorted((r for r in rows if label[r] == c), key=lambda r: (uid[r].tobytes(), r))
             for c in sorted({int(label[r]) for r in rows})
@@ -55,8 +56,10 @@ def one_by_one(train, label, uid, share):
 def test_of_each_class_the_rows_with_the_smallest_uids_are_taken_up_to_the_share(
     sizes, classes, share, seed
 ):
-    rng, n = np.random.default_rng(seed), sum(sizes)
-    label, uid = rng.integers(-1, classes, n), np.zeros((n, 16), np.uint8)
+    rng = np.random.default_rng(seed)
+    n = sum(sizes)
+    label = rng.integers(-1, classes, n)
+    uid = np.zeros((n, 16), np.uint8)
     uid[:, [0, 15]] = rng.integers(0, 3, (n, 2))  # many are equal, or but for their end
     dealt = RowLists.of_sizes(rng.permutation(n), np.array(sizes)).ascending()
     left, taken = hold_out(dealt, label, uid, share)

@@ -99,10 +99,12 @@ def test_the_sum_cannot_be_recovered_from_what_a_real_run_tells():
     for privacy, hidden in ((REAL, True), (SIMULATED, False)):
         told = after_one_round(privacy)
         # The server adds the noisy sum over 9 clients to what it sent: the attacker undoes that and takes noise away.
-        noisy, d = (told - clean) * 9, told.numel()
+        noisy = (told - clean) * 9
+        d = told.numel()
         errors = [float((noisy - guess).square().sum()) for guess in published_noise(d)]
         if hidden:  # squares of d numbers of deviation z C = 1; false alarms are one in a million
-            low, high = stats.chi2.ppf(1e-6, d), stats.chi2.isf(1e-6, d)
+            low = stats.chi2.ppf(1e-6, d)
+            high = stats.chi2.isf(1e-6, d)
             assert low < float(noisy.square().sum()) < high
             # twice as much on average: a guess that is wrong adds noise of its own
             assert min(errors) > low
@@ -122,7 +124,7 @@ def test_simulated_noise_is_that_of_one_run_alone():
     }
 
     def drawn(round_=0, **change):
-        return PrivateDraws(**{**base, **change}).normals(round_)(50)
+        return PrivateDraws(**base | change).normals(round_)(50)
 
     made = drawn()
     moved = [SimpleNamespace(name=everyone[0].name, train=everyone[0].train[:-1]), *everyone[1:]]
@@ -250,7 +252,8 @@ def gaussian_epsilon(mu, delta):
     """Epsilon of the Gaussian mechanism with sensitivity / deviation mu (Balle and Wang, ICML 2018, theorem 5)."""
 
     def excess(epsilon):
-        a, b = mu / 2 - epsilon / mu, -mu / 2 - epsilon / mu
+        a = mu / 2 - epsilon / mu
+        b = -mu / 2 - epsilon / mu
         return stats.norm.cdf(a) - math.exp(epsilon + stats.norm.logcdf(b)) - delta
 
     return optimize.brentq(excess, 0.0, 500.0)
@@ -350,7 +353,7 @@ def test_sampling_makes_epsilon_smaller_only_while_participants_are_secret():
     assert told["composed"]["epsilon_rdp"] == told["epsilon_rdp"]
     simulated = replace(REAL, seed=3).cost(100, 0.1)  # as much as the run that it simulates
     of_the_noise = {"simulation": True, "noise_from": "--dp-seed 3", "repeatable": True}
-    assert simulated == {**secret, **of_the_noise}
+    assert simulated == (secret | of_the_noise)
 
 
 @pytest.mark.parametrize("how", [REAL, replace(REAL, seed=3)])

@@ -149,7 +149,9 @@ def test_no_attack_moves_a_rule_further_than_its_bound(text):
 @given(st.integers(0, 10_000), st.sampled_from(ALL), st.integers(7, 12), st.floats(-50.0, 50.0))
 def test_rules_do_not_see_order_and_move_with_the_rows(seed, text, n, shift):
     g = torch.Generator().manual_seed(seed)
-    V, f, rule = torch.randn(n, 4, generator=g, dtype=torch.float64), n // 5, parse_rule(text)
+    V = torch.randn(n, 4, generator=g, dtype=torch.float64)
+    f = n // 5
+    rule = parse_rule(text)
     made = rule(V, f)
     assert torch.allclose(rule(V[torch.randperm(n, generator=g)], f), made, atol=1e-7)
     assert torch.allclose(rule(V + shift, f), made + shift, atol=1e-6)

@@ -91,7 +91,9 @@ LONGEST = {"unit": 1.0, "unit in 16 bits": 1.0, "signs": math.sqrt(11)}
 
 def seen_uploads(name, settings, data, clients, *, refused=Exit.FEDERATED, **how):
     """What every client of a run sends, with its rows, and what the method declares."""
-    method, ups, declared = METHODS[name], [], []
+    method = METHODS[name]
+    ups = []
+    declared = []
 
     def spy(down, state, rows, ctx):
         state, up = method.fit(down, state, rows, ctx)
@@ -102,7 +104,7 @@ def seen_uploads(name, settings, data, clients, *, refused=Exit.FEDERATED, **how
         declared.append(method.uploads(server, ctx))
         return declared[-1]
 
-    hp = method.resolve("paper", scaled({**small(name), **settings}))
+    hp = method.resolve("paper", scaled(small(name) | settings))
     spied = replace(method, fit=spy, uploads=uploads)
     try:
         run(spied, hp, fitted(method, data), clients, rounds=1, execution="sequential", **how)
@@ -167,7 +169,8 @@ def test_no_honest_client_of_many_rows_is_rejected(name, seed):
 
 Z = doubles([[3.0, 1.0], [1.0, -2.0], [0.0, 1.0]])
 Y = doubles([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
-SUMS, COUNT = Y.T @ Z, Y.sum(0)  # of 3 rows, one of class 0
+SUMS = Y.T @ Z
+COUNT = Y.sum(0)  # of 3 rows, one of class 0
 OWN = {
     "gram": gram(Z),
     "class sums": SUMS,

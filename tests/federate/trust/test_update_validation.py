@@ -143,7 +143,9 @@ def test_a_number_that_could_make_a_sum_overflow_is_refused_and_one_below_is_sou
 
 
 def test_an_update_above_the_bound_is_malformed_and_one_below_is_not():
-    method, settings, norms = METHODS["fedavg"], "opt=sgd lr=0.1", []
+    method = METHODS["fedavg"]
+    settings = "opt=sgd lr=0.1"
+    norms = []
 
     def spy(up, down, _data, _ctx):
         norms.append(math.sqrt(sum(float(((up[k] - down[k]) ** 2).sum()) for k in up)))
@@ -265,7 +267,7 @@ def test_what_a_method_declares_is_what_it_sends_under_every_switch(name):
         variants += [{"rff_dim": 4}, set_to("rff_dim=4 bias=true class_weight=local")]
     ran = 0
     for variant in variants:
-        hp = method.resolve("paper", {**base, **variant})
+        hp = method.resolve("paper", base | variant)
         try:
             run(method, hp, data, clients, rounds=1, participation=3, execution="sequential")
             ran += 1
@@ -298,7 +300,8 @@ def test_a_method_that_declares_nothing_is_checked_against_what_it_makes_of_nois
 )
 def test_a_run_without_the_liar_is_the_run_in_which_it_is_rejected(name, kind, execution):
     data, clients = federation()
-    method, trust = METHODS[name], parse_policy(on_bad_update="reject")
+    method = METHODS[name]
+    trust = parse_policy(on_bad_update="reject")
     how = {"rounds": 2, "execution": execution, "chunk": 1, "trust": trust}
     out = go_all(liar(method, kind, 1), **how)
     without = go_all(method, {}, data, without_rows(clients, 1), **how)
@@ -362,7 +365,8 @@ def test_no_numerical_error_leaves_the_servers_step(error, on_bad):
 
 def test_a_server_that_keeps_a_place_for_each_client_takes_a_round_in_which_one_is_rejected():
     _, clients = federation()
-    spoilt_one, trust = liar(METHODS["fedpcl"], "nan", 1), parse_policy(on_bad_update="reject")
+    spoilt_one = liar(METHODS["fedpcl"], "nan", 1)
+    trust = parse_policy(on_bad_update="reject")
     out = go_all(spoilt_one, small("fedpcl"), rounds=1, execution="sequential", trust=trust)
     assert float(out.server["counts"][1].sum()) == 0.0
     others = [i for i in out.records[0].clients if i != 1]

@@ -87,9 +87,7 @@ def test_an_upload_of_a_client_that_does_not_move_is_no_change(name):
     legal = {h.name: h for h in METHODS[name].hparams}
     still = {k: v for k, v in STILL.items() if k in legal and legal[k].low in (None, 0.0)}
     out = go(
-        name,
-        {**small(name), **still},
-        trust=parse_policy(on_bad_update="reject", max_update_norm=1e-6),
+        name, small(name) | still, trust=parse_policy(on_bad_update="reject", max_update_norm=1e-6)
     )
     assert [record.diagnostics["rejected"] for record in out.records] == [0.0] * len(out.records)
 

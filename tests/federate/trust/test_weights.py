@@ -28,7 +28,8 @@ rows = st.lists(
 @given(rows=rows, share=st.floats(0.01, 1.0))
 def test_no_client_weighs_more_than_its_share_and_no_weight_is_cut_further_than_needed(rows, share):
     weights = capped_weights(rows, share)
-    some, total = np.count_nonzero(rows), sum(weights)
+    some = np.count_nonzero(rows)
+    total = sum(weights)
     assert all(0.0 <= w <= n for w, n in zip(weights, rows, strict=True))
     assert max(weights) <= max(share, 1 / max(1, some)) * total * (1 + 1e-9)
     cut = [w for w, n in zip(weights, rows, strict=True) if w < n]
@@ -140,7 +141,8 @@ def test_a_client_with_more_rows_than_are_allowed_takes_no_part():
 def test_counts_are_voted_on_like_the_sums_they_belong_to():
     """A client that says all its rows are of class 0, and that they are 10^6: the sum of counts would be its own."""
     data, clients = federated(10**6, per_client=6)
-    method, seen = METHODS["fedncm"], []
+    method = METHODS["fedncm"]
+    seen = []
 
     def lie(up, _down, _data, ctx):
         if LIAR in ctx.ids:
