@@ -70,9 +70,9 @@ def roofline(found: dict[str, float]) -> list[str]:
         "clients. With large heads most of it is arithmetic, which only `gram` reduces.",
         "",
         "A round of `gram` cannot be faster than its two products with all rows (X W' before training and A' X after "
-        f"it). At the limits above, 100 clients of 50 rows need {round_[10]:.1f} ms at 10 classes and "
-        f"{round_[100]:.1f} ms at 100. The statistics of Fed3R on 50,000 rows are one product, which takes {gram:.1f} "
-        "s in float32 and twice that in float64.",
+        f"it). At the speed above, a round of 100 clients with 50 rows each takes at least {round_[10]:.1f} ms for 10 "
+        f"classes and {round_[100]:.1f} ms for 100. The statistics of Fed3R on 50,000 rows are one product, which "
+        f"takes {gram:.1f} s in float32 and twice that in float64.",
     ]
 
 
