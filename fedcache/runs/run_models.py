@@ -303,11 +303,14 @@ def whole_seed(run: Path, digest: str, seed: int) -> bool:
 def seeds_of(run: Path, word: str | None) -> list[int]:
     """The seeds of a run that ``word`` requests: a number, ``all``, or None for the first seed with a model.
 
-    Raises StoreError for a run without a result, UsageError for another word.
+    Raises StoreError for a run without a result, UsageError for another word; for None, errors as of ``load_seed``.
     """
-    seeds = [int(seed) for seed in finished_result(run)["seeds"]]
+    result = finished_result(run)
+    seeds = [int(seed) for seed in result["seeds"]]
     if word is None:
-        with_model = [seed for seed in seeds if model_file(run, seed).is_file()]
+        # A listed model whose file is missing is not passed over: ``load_seed`` refuses it.
+        listed = _index_of(run, result)
+        with_model = [seed for seed in seeds if model_file(run, seed).name in listed["files"]]
         return (with_model or seeds)[:1]
     if word == "all":
         return seeds
@@ -331,6 +334,19 @@ def finished_result(run: Path) -> dict[str, Any]:
     return result
 
 
+def _index_of(run: Path, result: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of the list of a run's models; errors as of ``load_seed``."""
+    hint = train_again(run, result)
+    try:
+        found = read_sealed(run / MODELS / INDEX, header_of_models(str(result["digest"])))
+    except CorruptionError as error:
+        raise CorruptionError(error.message, hint) from error
+    if found is None:
+        raise StoreError(f"The run {run.name} has no saved model.", hint)
+    content: dict[str, Any] = found.content
+    return content
+
+
 def load_seed(run: Path, seed: int | None = None) -> SavedModel:
     """The models of one seed of a finished run; None is the first seed with a model.
 
@@ -339,14 +355,7 @@ def load_seed(run: Path, seed: int | None = None) -> SavedModel:
     """
     result = finished_result(run)
     hint = train_again(run, result)
-    folder = run / MODELS
-    digest = str(result["digest"])
-    try:
-        found = read_sealed(folder / INDEX, header_of_models(digest))
-    except CorruptionError as error:
-        raise CorruptionError(error.message, hint) from error
-    if found is None:
-        raise StoreError(f"The run {run.name} has no saved model.", hint)
+    index = _index_of(run, result)
     seeds = [int(number) for number in result["seeds"]]
     if seed is None:
         seed = seeds_of(run, None)[0]
@@ -354,12 +363,13 @@ def load_seed(run: Path, seed: int | None = None) -> SavedModel:
         numbers = ", ".join(map(str, seeds))
         raise UsageError(f"The run has no seed {seed}.", f"The run has the seeds {numbers}.")
     path = model_file(run, seed)
-    listed = found.content["files"].get(path.name)
+    listed = index["files"].get(path.name)
     if listed is None:
         raise StoreError(f"The run has no model of seed {seed}.", hint)
-    if found.content["result"] != digest_of(result):
+    if index["result"] != digest_of(result):
         raise CorruptionError(
-            f"The models in {folder} belong to another result than {run / 'result.json'}.", hint
+            f"The models in {run / MODELS} belong to another result than {run / 'result.json'}.",
+            hint,
         )
     if not path.is_file() or file_sha256(path) != listed["sha256"]:
         raise CorruptionError(f"{path} is missing or was changed.", hint)

@@ -1,5 +1,7 @@
 """The store that a command takes without --dataset and --store: the only one, or the one chosen for the folder."""
 
+import shutil
+
 import numpy as np
 import pytest
 from arrays import ingested
@@ -51,14 +53,17 @@ def test_of_several_stores_none_is_taken_and_all_are_listed(toml, line):
     assert "fedcache use" in error["hint"]
 
 
-@pytest.mark.parametrize("kept", [-9, 0])
-def test_a_damaged_store_may_be_the_one_that_is_meant(toml, other, own_home, kept):
+@pytest.mark.parametrize("change", ["cut", "deleted", "of another store"])
+def test_a_damaged_store_may_be_the_one_that_is_meant(toml, other, own_home, change):
     (manifest,) = own_home.glob("stores/photos-*/manifest.json")
-    raw = manifest.read_bytes()[:kept]
+    raw = manifest.read_bytes()
     manifest.unlink()
-    if raw:
-        manifest.write_bytes(raw)
-    error = must_fail(f"{other}, photos (damaged)", TRAIN, code=4)
+    if change == "cut":
+        manifest.write_bytes(raw[:-9])
+    elif change == "of another store":
+        (mine,) = own_home.glob(f"stores/{other}-*/manifest.json")
+        shutil.copy(mine, manifest)
+    error = must_fail(f"{other}, photos (its manifest is damaged", TRAIN, code=4)
     assert f"--dataset {other}" in error["hint"]
 
 

@@ -115,6 +115,13 @@ def test_a_flipped_bit_and_a_model_of_another_run_are_corruption(store):
     assert fedcache(f"predict {run} --store {store}").code == 5
 
 
+def test_the_model_of_the_first_seed_that_is_missing_is_not_replaced_by_that_of_another(store):
+    run = place_of(f"{FED3R} --seeds 0,1")
+    model_file(run, 0).unlink()
+    must_fail("seed-0.safetensors is missing", f"predict {run} --store {store}", code=5)
+    assert ok(f"predict {run} --store {store} --seed 1").data["rows"]
+
+
 def test_a_run_without_a_model_names_the_command_that_trains_it_again(store):
     run = place_of(f"{FED3R} --no-model")
     assert not (run / "models").exists()

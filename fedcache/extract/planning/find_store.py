@@ -262,15 +262,17 @@ def pinned_store() -> dict[str, str] | None:
 def refuse_several_datasets(home: Home) -> None:
     """Raise StoreError if the home has stores of several datasets, so that a command must name one.
 
-    A damaged store counts, because it may be the one that the command means.
+    A store counts too if its manifest is damaged or that of another store, because it may be the one that is meant.
     """
     slugs = set()
+    folders = set(map(slug_in, damaged_stores(home)))
     for store in finished_stores(home):
         if part_of(store.dataset) is None:
             slugs.add(str(store.dataset["slug"]))
+            folders.add(slug_in(store.path))
     names = sorted(slugs)
-    damaged = set(map(slug_in, damaged_stores(home))) - slugs
-    shown = names + [f"{name} (damaged)" for name in sorted(damaged - {""})]
+    unclear = sorted(folders - slugs - {""})
+    shown = names + [f"{name} (its manifest is damaged or of another dataset)" for name in unclear]
     if not names or len(shown) < 2:
         return
     listed = ", ".join(shown)
