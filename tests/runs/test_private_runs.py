@@ -82,7 +82,7 @@ def test_the_model_of_a_private_run_is_kept_and_what_its_loss_costs_is_said():
     shutil.rmtree(run / "models")
     moved = simulated.rename(simulated.with_name("my run"))
     for path, told in ((run, True), (moved, False)):
-        refused = fedcache(f"predict {path} photo.jpg")
+        refused = fedcache("predict", path, "photo.jpg")
         assert refused.code == Exit.STORE
         assert ("spends as much privacy again" in refused.err) is told
 

@@ -22,7 +22,7 @@ def images(tmp_path):
 
 
 def extract(images, words):
-    return place_of(f"extract {SMALL} {words} --dataset folder:{images}")
+    return place_of(f"extract {SMALL} {words} --dataset", f"folder:{images}")
 
 
 def reopened(path, prefix):
@@ -105,7 +105,7 @@ def test_a_part_of_what_the_folder_held_before_is_not_offered(images):
     first = next(images.rglob("*.png"))
     (first.parent / "another.png").write_bytes(first.read_bytes() + b"\0")
     extract(images, "--backbones random-projection --limit 8")
-    error = must_fail("8 images", f"{FED3R} --dataset folder:{images}", code=4)
+    error = must_fail("8 images", f"{FED3R} --dataset", f"folder:{images}", code=4)
     assert str(old) not in error["hint"]
 
 
