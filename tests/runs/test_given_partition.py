@@ -127,7 +127,7 @@ def test_a_csv_may_say_the_split(store, tmp_path):
 @pytest.mark.parametrize(
     ("clients", "validation", "said"),
     [
-        ({"a": [0, 1], "b": [1, 2]}, None, "'a' and 'b'"),
+        ({"a": [0, 1], "b": [1, 2]}, None, "Row 1 is given to 'a' and 'b'"),
         ({"a": np.zeros((1, 2), int)}, None, "(1, 2)"),
         ({"a": [0.5]}, None, "float64"),
         ({"a": ([0], [0])}, None, "both a training row and a test row"),
