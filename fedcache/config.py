@@ -918,12 +918,15 @@ def _typed(item: Field[Any], name: str, value: Any, hint: Any, where: str) -> An
             if isinstance(value, list | tuple) and all(isinstance(v, str) for v in value):
                 return tuple(value)
         elif origin is Mapping and isinstance(value, Mapping):
-            return dict(value)
+            if typing.get_args(choice)[1] is not str:
+                return dict(value)
+            if all(isinstance(key, str) and _is_text(entry) for key, entry in value.items()):
+                return {key: str(entry) for key, entry in value.items()}
         elif origin in (bool, int) and type(value) is origin:
             return value
         elif origin is float and isinstance(value, int | float) and not is_bool:
             return float(value)
-        elif origin is str and isinstance(value, str | int | float | Path) and not is_bool:
+        elif origin is str and _is_text(value):
             return str(value)
     names = [getattr(c, "__name__", str(c)) for c in choices if c is not types.NoneType]
     expected = " or ".join(names)
@@ -931,6 +934,11 @@ def _typed(item: Field[Any], name: str, value: Any, hint: Any, where: str) -> An
         f"{name} in {where} is {value!r}; expected {expected}.",
         "See `fedcache config` for every key and its value.",
     )
+
+
+def _is_text(value: Any) -> bool:
+    """Whether a value stands for a text: a text, a number or a path."""
+    return isinstance(value, str | int | float | Path) and type(value) is not bool
 
 
 def to_table(config: Any) -> dict[str, Any]:

@@ -39,6 +39,9 @@ def test_flags_are_laid_over_a_section_and_what_is_empty_was_not_given():
     assert type(made.byzantine) is float
     assert type(made.dp_clip) is float
     assert resolve(TrainConfig, {}, {}) == TrainConfig()
+    numbers = {"recipe": {"max_tokens": 32, "crop_pct": 0.9}}
+    made = resolve(ExtractConfig, numbers, {})
+    assert made.recipe == {"max_tokens": "32", "crop_pct": "0.9"}
 
 
 @pytest.mark.parametrize(
@@ -50,6 +53,8 @@ def test_flags_are_laid_over_a_section_and_what_is_empty_was_not_given():
         (TrainConfig, {"backbones": [1]}),
         (TrainConfig, {"set": "lr=1"}),
         (ExtractConfig, {"skip_missing": 1}),
+        (ExtractConfig, {"recipe": {"seconds": True}}),
+        (ExtractConfig, {"recipe": {"output": ["layer:1"]}}),
         (TrainConfig, {"rounds": 0}),
         (PartitionConfig, {"clients": 0}),
         (PartitionConfig, {"options": {"store": "x"}}),

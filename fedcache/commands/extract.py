@@ -62,7 +62,7 @@ class ComputeOptions:
     wait: bool = option(False, "Wait if another process is writing the same features.", RESULTS)
     fresh: bool = option(
         False,
-        "Recompute everything: reuse no unfinished extraction and no earlier store.",
+        "Compute the features again, also if they are stored, and reuse no earlier store.",
         RESULTS,
     )
     rehash: bool = option(False, "Recompute the cached digests of data and weights.", RESULTS)

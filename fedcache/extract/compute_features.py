@@ -47,7 +47,7 @@ class ExtractionOptions:
     chunk_rows: int | None  # rows per chunk for every array; None chooses per backbone
     max_bad: int  # images that may be bad
     wait: bool  # wait for another writer of the same array instead of exit 4
-    fresh: bool  # discard unfinished arrays
+    fresh: bool  # discard stored arrays
     stop: Stop  # set by a signal handler
     observer: Observer  # receives progress messages
     # computes chunk tasks instead of this process and its workers, at most ``workers`` at once

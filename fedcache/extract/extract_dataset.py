@@ -410,7 +410,7 @@ def extract(
                 if done_part is not None:
                     done_part.skipped = skipped
                     return done_part
-        if done is not None:
+        if done is not None and (part is not None or not fresh):
             if not dry_run:
                 bring_groups(path, spec, context, observer, program_data)
             done.skipped = skipped
@@ -813,7 +813,7 @@ def compute(
     states = {}
     for job in jobs:
         states[job.key] = "new"
-        if job.key in store.arrays:
+        if job.key in store.arrays and not options.fresh:
             states[job.key] = "complete"
     try:
         stats = extract_arrays(

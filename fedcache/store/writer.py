@@ -185,7 +185,7 @@ class ArrayWriter:
     recipe: dict[str, Any]  # settings that determine the values
     how: dict[str, Any]  # how they are computed; must not change while the array is unfinished
     wait: bool  # wait for another writer
-    fresh: bool  # discard an unfinished array
+    fresh: bool  # discard the array, also a finished one
 
     def __post_init__(self) -> None:
         rows = self.store.rows
@@ -259,7 +259,9 @@ class ArrayWriter:
 
         Chunk files are not read. Raises StoreError if the array was begun with other settings.
         """
-        finished = read_manifest(self.store.path).arrays.get(self.key)
+        finished = None
+        if not self.fresh:
+            finished = read_manifest(self.store.path).arrays.get(self.key)
         if finished is not None:
             # An earlier writer completed it, and may have chosen another number of rows per chunk.
             self.finished = True
@@ -292,7 +294,12 @@ class ArrayWriter:
         self._confirm()
 
     def _discard(self) -> None:
-        """Remove an unfinished array: journal, chunks and metadata."""
+        """Remove an array: journal, chunks and metadata, after its entry in the manifest if it is finished."""
+        with lock_manifest(self.store.path):
+            manifest = read_manifest(self.store.path)
+            if manifest.arrays.pop(self.key, None) is not None:
+                del manifest.files[f"features/{self.key}/zarr.json"]
+                manifest.write(self.store.path)
         if read_journal(self.journal.path).commits:
             self._enter_sidecars()
         self.journal.path.unlink(missing_ok=True)

@@ -150,6 +150,18 @@ def test_an_older_manifest_is_told_and_no_array_vanishes(images):
     assert ok(f"verify {store}").data["problems"] == []
 
 
+def test_fresh_computes_stored_features_again_to_the_same_bytes(images):
+    path = Path(extract(images).data["path"])
+    before = content(path)
+    assert extract(images, "--fresh", "--dry-run").data["arrays"][0]["state"] == "to compute"
+    assert content(path) == before
+    again = extract(images, "--fresh")
+    assert again.data["decoded"] == 48
+    assert again.data["arrays"][0]["state"] == "new"
+    assert content(path) == before
+    assert extract(images).data["decoded"] == 0
+
+
 def test_a_dry_run_says_bytes_and_time_and_writes_nothing(images):
     done = extract(images, "--dry-run")
     assert done.code == 0

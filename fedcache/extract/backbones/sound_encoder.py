@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -208,13 +209,29 @@ class Hearing:
         return Sounds(inputs, samples, cut, bad)
 
     def extract(self, wave: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The model's input for a sound [n]: samples [n], or a spectrogram."""
+        """The model's input for a sound [n]: samples [n], or a spectrogram. BadImage for a sound that is too short."""
+        fewest = fewest_samples(self.folder)
+        if len(wave) < fewest:
+            raise BadImage(
+                f"the sound has {len(wave)} samples at {self.rate:,} Hz, and the model needs at least {fewest}"
+            )
         extractor, lock = shared_processor(self.name, self.folder, self.stamp, EXTRACTOR)
         with lock:
             extracted = extractor(wave, sampling_rate=self.rate, return_tensors="np")
         batch = extracted[extractor.model_input_names[0]]
         found: NDArray[np.float32] = np.asarray(batch[0], np.float32)
         return found
+
+
+@cache
+def fewest_samples(folder: Path) -> int:
+    """The length of a sound from which the convolutions of a model (Wav2Vec2, HuBERT) make one frame; 1 without any."""
+    config = read_config(folder, "config.json")
+    samples = 1
+    layers = zip(config.get("conv_kernel", ()), config.get("conv_stride", ()), strict=True)
+    for kernel, stride in reversed(list(layers)):
+        samples = (samples - 1) * stride + kernel
+    return samples
 
 
 class SoundEncoder:

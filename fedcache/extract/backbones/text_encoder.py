@@ -147,6 +147,8 @@ def derive(name: str, folder: Path, choice: Choice) -> Backbone:
     layer = _layer_of(name, output_name, layers, pooling)
     output = TextOutput(settings.get("pooling", pooling), layer)
     tokens = _tokens_of(name, settings.get("max_tokens"), length, most)
+    if choice.recorded is None and "max_tokens" in settings:
+        _refuse_no_tokens(name, folder, tokens, prompt)
     if output.pooling not in POOLINGS:
         raise unknown(f"pooling of {name}", output.pooling, POOLINGS)
     # The store keeps one set of text features per backbone: those of the model's own output.
@@ -192,6 +194,19 @@ def _tokens_of(name: str, given: str | None, length: int, most: int) -> int:
             f"--recipe max_tokens={shell_word(most)}",
         )
     return int(given)
+
+
+def _refuse_no_tokens(name: str, folder: Path, tokens: int, prompt: str) -> None:
+    """Raise UsageError if the tokens that are added to every text, and those of the prompt, leave none for the text."""
+    stamp = str([stat_key(path) for path in model_files(folder)])
+    tokenizer, lock = shared_processor(name, folder, stamp, "tokenizer")
+    with lock:
+        added = len(tokenizer(prompt, verbose=False)["input_ids"])
+    if tokens <= added:
+        raise UsageError(
+            f"max_tokens={tokens} leaves no token for the text: {name} adds {added} tokens to every text.",
+            f"--recipe max_tokens={shell_word(added + 1)}",
+        )
 
 
 def _prompt_of(name: str, folder: Path, given: str) -> str:

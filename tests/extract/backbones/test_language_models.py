@@ -108,6 +108,18 @@ def test_max_tokens_cuts_and_counts(model):
         )
 
 
+def test_max_tokens_leave_room_for_the_text(model):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    prompt = "a do a"
+    added = len(tokenizer(prompt)["input_ids"])
+    assert opened(model, max_tokens=str(added + 1), prompt=prompt).items(TEXTS)[1].any()
+    refused(
+        lambda: lookup(f"hf:{model}", options={"max_tokens": str(added), "prompt": prompt}),
+        "no token for the text",
+        f"max_tokens={added + 1}",
+    )
+
+
 def test_prompts_come_from_the_models_file_or_as_a_text(model, tmp_path):
     folder = shutil.copytree(model, tmp_path / "prompted")
     told = {"prompts": {"query": "find : ", "document": ""}}

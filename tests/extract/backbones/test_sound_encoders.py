@@ -78,9 +78,10 @@ def test_files_that_cannot_be_decoded_are_quarantined_and_long_ones_counted(mode
     (folder / "low/empty.wav").write_bytes(b"")
     (folder / "low/short.wav").write_bytes(whole[: len(whole) // 2])
     soundfile.write(folder / "low/silent.wav", np.zeros(0, np.float32), RATE)
+    soundfile.write(folder / "low/brief.wav", tone(200, 24 / RATE), RATE)
     soundfile.write(folder / "high/long.wav", tone(900, 1.0), RATE)
     words = (
-        f"extract --dataset sound:{folder} --backbones hf:{models['wav2vec2']} --max-bad 3"
+        f"extract --dataset sound:{folder} --backbones hf:{models['wav2vec2']} --max-bad 4"
         " --recipe seconds=0.6"
     )
     done = fedcache(f"{words} --json")
@@ -89,6 +90,7 @@ def test_files_that_cannot_be_decoded_are_quarantined_and_long_ones_counted(mode
         "low/empty.wav": "it is not a readable WAV or FLAC file",
         "low/short.wav": "the file ends before its samples do",
         "low/silent.wav": "it is empty",
+        "low/brief.wav": "the sound has 24 samples at 16,000 Hz, and the model needs at least 25",
     }
     assert done.data["cut"] == {"hf:wav2vec2": 1}
     again = fedcache(f"{words} --fresh --store {tmp_path}/s.zarr")
