@@ -254,6 +254,15 @@ def join_parts(
     put_groups(store, {name: first.group(name) for name in first.groups})
     copy_texts(first, store)
     arrays = finished_arrays(first)
+    for key, info in arrays.items():
+        stored = store.arrays.get(key)
+        if stored is not None and stored.header != info.header:
+            changes = header_differences(stored.header, info.header)
+            names = ", ".join(name for name, _, _ in changes)
+            raise StoreError(
+                f"{place} already has {key}, computed with other settings or versions than the parts: {names}.",
+                "Give another folder:  fedcache join PART PART .. -o STORE",
+            )
     observer.start("joining", sum(info.count for info in arrays.values()), "chunks")
     try:
         for key, info in arrays.items():
@@ -280,10 +289,17 @@ def _take_chunks(writer: ArrayWriter, parts: Sequence[OpenPart], observer: Obser
     for one in parts:
         journal = read_journal(journal_path(one.path, writer.key))
         for chunk in one.part.chunks(journal.count):
-            if chunk not in missing:
-                continue
             line = journal.chunks[chunk]
             source = feature_file(one.path, writer.key, chunk, writer.shape)
+            if chunk not in missing:
+                # Someone may remove the parts now, so they are verified too.
+                try:
+                    read_checked(
+                        source, line.crc, writer.key, size=writer.for_workers().chunk_bytes
+                    )
+                except CorruptionError as error:
+                    raise _damaged(one, writer.key, chunk, error) from error
+                continue
             reasons = {row: reason for row, (_, reason) in line.bad.items()}
             try:
                 # A file copied from another machine may not be on the disk yet; then a hard link to it is not either.
@@ -296,9 +312,9 @@ def _take_chunks(writer: ArrayWriter, parts: Sequence[OpenPart], observer: Obser
 
 
 def _damaged(one: OpenPart, key: str, chunk: int, error: Exception) -> FedcacheError:
-    why = str(error)
+    why = "its file is missing."
     if isinstance(error, FedcacheError):
-        why = error.message
+        why = error.message.removeprefix(f"{key}: ")
     return CorruptionError(
         f"{one.path} ({one.part}) is damaged: chunk {chunk} of {key}: {why}",
         f"Recompute the damaged chunk with its extract command:  {one.part.command}   with all "

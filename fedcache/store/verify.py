@@ -60,7 +60,10 @@ class VerifyReport:
         if self.published:
             return "Publish it again:  fedcache publish STORE FOLDER"
         if self.part is not None:
-            return f"Run the extract command of {self.part} again; it recomputes only the damaged files."
+            return (
+                f"fedcache repair {shell_word(self.path)}   removes damaged text features; then run the extract "
+                f"command of {self.part} again, which recomputes only the damaged files."
+            )
         return (
             f"fedcache repair {shell_word(self.path)}   removes damaged files; the extract command then "
             "recomputes only those."
@@ -242,15 +245,16 @@ def repair(path: Path) -> list[str]:
     """Remove damage that can be made again; returns a sentence for each change.
 
     A damaged feature array becomes unfinished: its journal vouches for the undamaged chunks, so that extraction
-    computes only the others. Damaged text features, partitions and groups are removed from the manifest, damaged lines
-    are removed from the history, and every ``zarr.json`` is written again. The manifest, the columns and the list of
-    unreadable images cannot be made from the rest of a store. They stay unchanged, and ``verify`` still reports them.
+    computes only the others. The array of a part of a store is unfinished anyway. Damaged text features, partitions
+    and groups are removed from the manifest, damaged lines are removed from the history, and every ``zarr.json`` is
+    written again. The manifest, the columns and the list of unreadable images cannot be made from the rest of a store.
+    They stay unchanged, and ``verify`` still reports them.
 
     Raises:
         StoreError, also while an array to repair is being written; CorruptionError, for the manifest or the list of
             unreadable images; MachineError.
     """
-    Store.open(path).need_writable()
+    Store.open(path, part=True).need_writable()
     problems = sorted({problem["file"] for problem in verify(path).problems})
     done = []
     damaged_arrays = set()

@@ -329,8 +329,8 @@ class ArrayWriter:
         return StoreError(
             f"The extraction of {self.key} was started with other settings or versions: {listed}. Mixed rows would "
             "not be comparable.",
-            "Discard the unfinished part with --fresh, or continue with the earlier settings and versions ('code' "
-            "belongs to the version of fedcache).",
+            "Continue with the earlier settings and versions ('code' belongs to the version of fedcache), or discard "
+            "the unfinished features:  fedcache extract --fresh   with all options of the extraction.",
         )
 
     def _confirm(self) -> None:

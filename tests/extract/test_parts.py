@@ -128,6 +128,12 @@ def test_text_features_are_those_of_the_first_part(tmp_path):
     whole = place_of(command, "--store", tmp_path / "whole.zarr")
     made = [place_of(f"{command} --store {tmp_path}/x.zarr --part {i}/3") for i in (1, 2, 3)]
     assert [ok(f"inspect {p}").data["text"] for p in made] == [["glyph-clip"], [], []]
+    (damaged,) = made[0].glob("text/glyph-clip/*/c/0/0")
+    damaged.unlink()
+    error = must_fail("text", "join", *made, "-o", tmp_path / "out.zarr", code=5)
+    assert f"fedcache repair {made[0]}" in error["hint"]
+    ok(f"repair {made[0]}")
+    assert ok(f"{command} --store {tmp_path}/x.zarr --part 1/3").data["decoded"] == 0
     ok("join", *made, "-o", tmp_path / "out.zarr")
     assert content(tmp_path / "out.zarr") == content(whole)
     # The store is trained on like any other.
@@ -244,6 +250,13 @@ def test_a_damaged_part_is_named_and_its_command_makes_only_that_again(images, t
     assert again.data["arrays"][0]["kept_chunks"] == 2
     assert joined(made, out).code == 0
     assert content(out) == content(whole)
+    # A store that has all chunks already says nothing about the parts.
+    (chunk,) = made[0].glob("features/*/c/1/0/0")
+    chunk.unlink()
+    message = refusal(joined(made, out), Exit.CORRUPT)
+    assert f"{made[0]} (part 1 of 2) is damaged: chunk 1" in message
+    other = parts(images, tmp_path / "y.zarr", 2, SMALL.replace("--batch 4", "--batch 8"))
+    assert "other settings or versions than the parts: batch" in refusal(joined(other, out), 4)
     (made[0] / "manifest.json").write_bytes(b"{}")
     assert joined(made, tmp_path / "more.zarr").code == Exit.CORRUPT
 
