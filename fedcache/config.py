@@ -729,10 +729,14 @@ def refuse_remote(value: object, name: str, *, remote: bool = False) -> None:
             f"{name}: {value} is not the address of a store.",
             f"Give a local path, or an address such as s3://bucket/digits that begins with one of {known}",
         )
-    raise UsageError(
-        f"{name} needs a local path, but {found[1]}:// is a remote address.",
+    hint = (
         "Copy or mount the data and give the local path. Only published stores can be read from a remote "
-        "address, which must be a string and not a Path.",
+        "address"
+    )
+    if isinstance(value, Path):
+        hint += ", which must be a string and not a Path"
+    raise UsageError(
+        f"{name} needs a local path, but {found[1]}:// is a remote address.", f"{hint}."
     )
 
 

@@ -266,6 +266,8 @@ def describe_line(done: Extraction) -> str:
             f"{counted(done.decoded, one_of(holds))} in {done.seconds:,.1f} s: {rate}; {reading} and the "
             f"model used {done.busy:.0%} of the cores{quarantined}."
         )
+    if done.part is not None and not done.images:
+        return f"{done.part} holds no {holds}, as there are fewer chunks than parts. Join it like the others."
     plan = f"Plan for {done.images:,} {holds}"
     if done.part is not None:
         plan = f"Plan for {done.part} with {done.images:,} {holds}"

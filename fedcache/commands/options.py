@@ -502,7 +502,7 @@ def _spelled(declared: inspect.Parameter) -> str:
     for name in map(str, (info.default, *(info.param_decls or ()))):
         if name.startswith("--"):
             return name
-    return declared.name.upper()
+    return str(info.metavar or declared.name.upper())
 
 
 LONGEST_WORDS = 16

@@ -92,7 +92,7 @@ def chosen_arrays(store: Store, names: Sequence[str], *, pixels: bool = False) -
         if not matches:
             have = ", ".join(sized.values())
             raise StoreError(
-                f"{store.path.name} has no features of {name!r}; it has {have}.",
+                f"{store.address or store.path.name} has no features of {name!r}; it has {have}.",
                 more_features(store, name.partition("@")[0]),
             )
         if len(matches) > 1:

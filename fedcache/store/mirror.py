@@ -172,10 +172,11 @@ def checked_file(source: ByteSource, name: str, digest: str) -> bytes:
 
 
 def _other_bytes(source: ByteSource, what: str) -> FedcacheError:
-    return CorruptionError(
-        f"{source.place}: {what}.",
-        f"The store may be in the middle of a publication. Then run the same command again. {publish_again(source)}",
-    )
+    """The error for an object with other bytes than the manifest lists."""
+    hint = "If the store is being published right now, run the same command again later. "
+    if is_store_address(source.place):
+        hint += "Otherwise delete this file first, as publish keeps files of the right length in a bucket. "
+    return CorruptionError(f"{source.place}: {what}.", hint + publish_again(source))
 
 
 def array_chunk(source: ByteSource, manifest: Manifest, key: str, number: int) -> bytes:

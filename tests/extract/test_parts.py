@@ -348,6 +348,13 @@ def test_variables_of_a_job_mean_nothing_without_the_option(images, monkeypatch)
     assert done.data["decoded"] == 48
 
 
+def test_a_part_without_chunks_says_so_and_is_joined(images, tmp_path):
+    made = parts(images, tmp_path / "x.zarr", 7)
+    line = f"extract --dataset folder:{images} {SMALL} --store {tmp_path}/x.zarr --part 1/7"
+    assert "part 1 of 7 holds no images" in fedcache(line).out
+    assert joined(made, tmp_path / "out.zarr").code == 0
+
+
 def test_a_dry_run_of_a_part_names_its_folder(images, tmp_path):
     # The numbers of the part: 12 of 48 images in chunks of 4, of 64 numbers of 2 bytes.
     done = part(images, tmp_path / "x.zarr", "2/4", "--dry-run", "--chunk-rows", 4)

@@ -371,6 +371,8 @@ def more_features(
     """The command that adds missing features to a store: an extraction, or an ingest for a store of embeddings."""
     if is_ingested(store):
         return f"Add {key} to the file, then:  {ingest_command(store)}"
+    if store.address is not None:
+        return "Extract them into the store that was published, and publish it again."
     return extract_command(store, [backbone], recipe)
 
 
