@@ -34,6 +34,7 @@ def shelf(*keys, text=(), name="s.zarr", **recipes):
         arrays[key] = ArrayInfo(recipe | recipes.get(backbone, {}), {}, (9, 1, 4), kind, 8, (0, 0))
     return SimpleNamespace(
         arrays=arrays,
+        address=None,
         path=Path(name),
         dataset={"slug": "mine", "source": "ingested", "digest": "d"},
         has_text=lambda backbone: backbone in text,
