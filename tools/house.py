@@ -187,7 +187,7 @@ def sizes(known: dict[str, Path]) -> dict[str, list[str]]:
 METHODS = ("federate", "methods")
 """Folders of the package and the tests with one file for each method, which no limit counts."""
 
-TOKENS = {"fedcache": 632_900, "tests": 438_600, "tools": 78_500}
+TOKENS = {"fedcache": 633_500, "tests": 439_100, "tools": 78_500}
 """Most code tokens of the package and of the tests, each without methods, and of tools with benchmarks.
 
 A limit goes down when code goes, and up only with a feature that users asked for: parts and join, published stores,
@@ -196,8 +196,8 @@ and ridges that methods choose (4,000), the lint of words in tools (1,100), the 
 command lines, and stores that are named and chosen for a folder (5,000); class texts for photographs, centred
 features, a prior in training, predictions and exports, and one table for several settings (9,100); prediction sets
 with a coverage, stages of classes, clients that are forgotten, and a comparison of methods with equal knowledge that
-takes over other results (7,200); long-tailed partitions, and damaged stores and models that are not passed over (500);
-and once for about 4,000 statements that were made from dense ones (3,000). A new
+takes over other results (7,200); long-tailed partitions, damaged stores and models that are not passed over, and what
+an attack on extraction found (1,100); and once for about 4,000 statements that were made from dense ones (3,000). A new
 method and its test need no change here: each is a file of its own. Folders of the package have no limits of their own,
 because a concept may move to its own folder.
 """
