@@ -47,7 +47,7 @@ def steps() -> dict[str, list[str]]:
     """Name -> command."""
     lines = {
         "break-laws": "tools/break_laws.py",
-        "mutate": "tools/mutate.py --count 60",
+        "mutate": "tools/mutate.py --count 24",
         "attack-home": f"tools/attack_home.py --count 2000 --seed {date.today():%j}",
     }
     own = {step: [sys.executable, *line.split()] for step, line in lines.items()}

@@ -38,11 +38,14 @@ LINEAR = {
     "fedncm",
     "fedntd",
     "fedpft",
-    "gda",
     "fedtpg",
     "fst-cbdg",
+    "gda",
+    "kgcoop",
     "lp-plus-plus",
+    "prograd",
     "promptfl",
+    "soft-means",
 }
 """Methods whose scores are linear in features by default, up to a number that is the same for all classes."""
 

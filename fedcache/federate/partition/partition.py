@@ -438,7 +438,7 @@ def _with_working_advice(
             return other
         else:
             # A command without --partition-seed has the seed 0, so a hint must name any other seed.
-            is_complete = not seed or SEED in error.hint
+            is_complete = bool(error.hint) and (not seed or SEED in error.hint)
             if instead == error.instead and is_complete:
                 return error
             return scheme.infeasible(values, message, instead, seed)

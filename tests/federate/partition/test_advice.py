@@ -104,6 +104,10 @@ def test_what_is_advised_works(scheme, sizes, clients, alpha, more, pool, seed):
     check(scheme, rows_of_values(sizes), {k: v for k, v in asked.items() if k in own}, seed)
 
 
+def test_domains_without_training_rows_are_left_out_by_the_advice():
+    check("feature-shift", rows_of_values([[0, 0], [0, 5], [0, 5]]), {}, 0)
+
+
 def check(scheme, columns, arguments, seed):
     """What a warning advises gives every client the rows asked for, and what a refusal advises works."""
     try:
