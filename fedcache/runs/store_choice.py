@@ -91,8 +91,9 @@ def chosen_arrays(store: Store, names: Sequence[str], *, pixels: bool = False) -
         matches = _matching(info, name)
         if not matches:
             have = ", ".join(sized.values())
+            place = store.address or store.path.name
             raise StoreError(
-                f"{store.address or store.path.name} has no features of {name!r}; it has {have}.",
+                f"{place} has no features of {name!r}; it has {have}.",
                 more_features(store, name.partition("@")[0]),
             )
         if len(matches) > 1:

@@ -60,8 +60,9 @@ class VerifyReport:
         if self.published:
             return "Publish it again:  fedcache publish STORE FOLDER"
         if self.part is not None:
+            place = shell_word(self.path)
             return (
-                f"fedcache repair {shell_word(self.path)}   removes damaged text features; then run the extract "
+                f"fedcache repair {place}   removes damaged text features; then run the extract "
                 f"command of {self.part} again, which recomputes only the damaged files."
             )
         return (

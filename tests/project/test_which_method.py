@@ -49,7 +49,7 @@ SENTENCES = [
         [PLAIN, ALL - PLAIN],
     ),
     (
-        "With alpha 0.1 it reaches {} %, and `fedrep`, the best method with a model per client, {} %.",
+        "With alpha 0.1 it reaches {} %, and `fedrep`, the best method with a model per client, reaches {} %.",
         [mean("fed3r", "dirichlet 0.1"), mean("fedrep", "dirichlet 0.1")],
     ),
     (

@@ -335,7 +335,7 @@ def test_a_wrong_backbone_breaks_its_law(change, laws, tmp_path):
     ("change", "said"),
     [
         (of_the_batch, "depend on the other items of its batch"),
-        (dropped, "different features for the same"),
+        (dropped, "different features if"),
     ],
 )
 def test_what_depends_on_chance_or_on_the_batch_is_no_backbone(change, said):

@@ -211,9 +211,10 @@ class Hearing:
     def extract(self, wave: NDArray[np.float32]) -> NDArray[np.float32]:
         """The model's input for a sound [n]: samples [n], or a spectrogram. BadImage for a sound that is too short."""
         fewest = fewest_samples(self.folder)
-        if len(wave) < fewest:
+        samples = len(wave)
+        if samples < fewest:
             raise BadImage(
-                f"the sound has {len(wave)} samples at {self.rate:,} Hz, and the model needs at least {fewest}"
+                f"the sound has {samples} samples at {self.rate:,} Hz, and the model needs at least {fewest}"
             )
         extractor, lock = shared_processor(self.name, self.folder, self.stamp, EXTRACTOR)
         with lock:

@@ -202,10 +202,11 @@ def _refuse_no_tokens(name: str, folder: Path, tokens: int, prompt: str) -> None
     tokenizer, lock = shared_processor(name, folder, stamp, "tokenizer")
     with lock:
         added = len(tokenizer(prompt, verbose=False)["input_ids"])
-    if tokens <= added:
+    fewest = added + 1
+    if tokens < fewest:
         raise UsageError(
             f"max_tokens={tokens} leaves no token for the text: {name} adds {added} tokens to every text.",
-            f"--recipe max_tokens={shell_word(added + 1)}",
+            f"--recipe max_tokens={fewest}",
         )
 
 

@@ -276,9 +276,10 @@ def refuse_several_datasets(home: Home) -> None:
     if not names or len(shown) < 2:
         return
     listed = ", ".join(shown)
+    count = len(shown)
     example = shell_word(names[0])
     raise StoreError(
-        f"No dataset was given, and {home.stores} has stores of {len(shown)} datasets: {listed}.",
+        f"No dataset was given, and {home.stores} has stores of {count} datasets: {listed}.",
         f"Add --dataset {example}, or choose a dataset for this folder:  fedcache use {example}",
     )
 

@@ -98,9 +98,10 @@ METHOD = replace(
             g = g_d - \lambda\, \frac{\min(0,\ g_d \cdot g_g)}{\lVert g_g \rVert^2}\, g_g,
                 \qquad v \leftarrow \sum_i \frac{n_i}{N}\, v_i
         """,
-        terms=r"""
-            $v$: the context vectors; $g_d$: gradient of the cross-entropy on the rows; $g_g$: gradient of
-            $\mathrm{KL}(p_{\mathrm{template}} \,\|\, p)$; $n_i$, $N$: rows of client $i$ and of all clients.
+        terms="""
+            $v$: the context vectors; $g_d$: gradient of the cross-entropy on the rows; $g_g$: gradient of the
+            divergence (Kullback-Leibler) of the model's predictions from those of the template; $n_i$, $N$: rows of
+            client $i$ and of all clients.
         """,
         when="""
             Use it instead of `promptfl` if clients have few rows, so that the learned prompt would become worse than

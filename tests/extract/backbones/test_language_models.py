@@ -143,7 +143,7 @@ def test_prompts_come_from_the_models_file_or_as_a_text(model, tmp_path):
 
 def test_a_stored_recipe_finds_its_row_again(model, tmp_path):
     home = tmp_path / "home"
-    options = {"pooling": "last", "max_tokens": "5", "prompt": "find : "}
+    options = {"pooling": "last", "max_tokens": "9", "prompt": "find : "}
     row = lookup(f"hf:{model}", home=home, output="layer:-2", options=options)
     recipe = Recipe.from_dict(row.recipe.to_dict())
     assert lookup_recorded(recipe, home=home).recipe == recipe

@@ -221,7 +221,7 @@ def test_missing_files_other_endings_and_odd_specs_are_refused(tmp_path):
     path = write(tmp_path / "a.npz", x=RGB, y=LABELS)
     (tmp_path / "a.mat").write_bytes(b"x")
     no_dataset(f"arrays:{tmp_path / 'no.npz'}", "no.npz")
-    no_dataset(f"arrays:{tmp_path / 'a.mat'}", ".npz, .npy, .h5", "savez")
+    no_dataset(f"arrays:{tmp_path / 'a.mat'}", ".npz or .npy or .h5", "savez")
     for tail, named in (
         ("?lable=y", "'label'"),
         ("?label=y&label=y", "twice"),
