@@ -206,7 +206,7 @@ def _refuse_no_tokens(name: str, folder: Path, tokens: int, prompt: str) -> None
     if tokens < fewest:
         raise UsageError(
             f"max_tokens={tokens} leaves no token for the text: {name} adds {added} tokens to every text.",
-            f"--recipe max_tokens={fewest}",
+            f"--recipe max_tokens={shell_word(fewest)}",
         )
 
 
