@@ -7,13 +7,13 @@ import pytest
 import torch
 from draws import FULL
 from float64 import doubles, normal
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from refusal import refused
 from scipy.optimize import minimize
 
 from fedcache.federate.trust.attacks import DEFAULTS, Attack, parse_attack
-from fedcache.federate.trust.robust_rules import parse_rule
+from fedcache.federate.trust.robust_rules import nnm, parse_rule
 
 LINE = doubles([[0.0], [1.0], [2.0], [3.0], [100.0]])
 ALL = (
@@ -145,6 +145,16 @@ def test_no_attack_moves_a_rule_further_than_its_bound(text):
             assert error <= constant(text, n, f) * spread + 1e-9, attack
 
 
+def has_tie(V, f):
+    """Whether different rows are equally central, so that the order of the clients has to decide between them."""
+    distances = torch.cdist(V, V) ** 2
+    scores = distances.sort(1).values[:, 1 : len(V) - f - 1].sum(1)
+    order = scores.argsort()
+    same_score = scores[order].diff() < 1e-9
+    other_row = (V[order].diff(dim=0).abs() > 1e-9).any(1)
+    return bool((same_score & other_row).any())
+
+
 @pytest.mark.slow
 @given(st.integers(0, 10_000), st.sampled_from(ALL), st.integers(7, 12), st.floats(-50.0, 50.0))
 def test_rules_do_not_see_order_and_move_with_the_rows(seed, text, n, shift):
@@ -152,6 +162,8 @@ def test_rules_do_not_see_order_and_move_with_the_rows(seed, text, n, shift):
     V = torch.randn(n, 4, generator=g, dtype=torch.float64)
     f = n // 5
     rule = parse_rule(text)
+    if "krum" in text:
+        assume(not has_tie(nnm(V, f) if "nnm" in text else V, f))
     made = rule(V, f)
     assert torch.allclose(rule(V[torch.randperm(n, generator=g)], f), made, atol=1e-7)
     assert torch.allclose(rule(V + shift, f), made + shift, atol=1e-6)
