@@ -791,7 +791,7 @@ def outcomes(results: Path) -> dict[str, int | None]:
 
 
 def counted(promise: Promise, tried: Mapping[str, int | None]) -> dict[str, int]:
-    """Tests, cases and failures of a promise; a selection of which no test ran counts as a failure."""
+    """Tests, cases and failures of a promise. Without a test that ran, it counts as failed."""
     ran = [tried[name] for name in chosen(promise.tests) if name in tried]
     lost = ran.count(None) if ran else 1
     return {"tests": len(ran) - lost, "cases": sum(filter(None, ran)), "lost": lost}
@@ -1140,15 +1140,15 @@ def main() -> int:
     bad = 0
     with ThreadPoolExecutor(TOGETHER) as pool:
         for promise, broken in zip(promises, pool.map(protection, promises), strict=True):
-            row = rows.setdefault(promise.id, {})
+            row = rows.setdefault(promise.id, {"tests": 0, "cases": 0, "lost": 0})
             row["broken"] = broken
             if options.mutate and not code.endswith(CHANGED):
                 row["code"] = code
             if tried is not None:
                 row.update(counted(promise, tried))
-            counts = [f"{row.get(what, 0):,} {what}" for what in ("tests", "cases", "lost")]
-            print(promise.id, *counts, broken, sep="  ", flush=True)
-            bad += row.get("lost", 0) > 0 or broken == UNNOTICED
+            counts = [f"{row[what]:,} {what}" for what in ("tests", "cases", "lost")]
+            print(promise.id, *counts, broken, flush=True)
+            bad += row["lost"] > 0 or broken == UNNOTICED
             KEPT.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
     write_page()
     return int(bad > 0)

@@ -53,8 +53,8 @@ OPTIONAL = ("*/engines/*", "*/flower/*", "*/commands/flower.py", "*/ray_*.py")
 """Modules of optional engines: their tests start real clusters, which ``MARKS`` leaves out."""
 MORE = 300.0
 """Seconds of further tests for a mutant that survives its first ones."""
-LEAST = 0.6
-"""Share that the tests of ``MARKS`` must notice. They noticed 73 % of 60 mutants; slow tests half of the others."""
+LEAST = 0.85
+"""Share of mutants that must be noticed."""
 MARKS = "not slow and not durability and not browser and not engines"
 LEFT_OUT = (
     ".git",

@@ -14,7 +14,7 @@ from fedcache.store.content import Content, value_id
 from fedcache.store.files import make_private, read_sealed, write_sealed
 from fedcache.store.journal import journal_path, journals
 from fedcache.store.lock import is_alive, is_held, try_lock, writer_of
-from fedcache.store.manifest import read_history, read_manifest, was_store
+from fedcache.store.manifest import read_history, read_manifest
 from fedcache.store.samples import INGESTED
 from fedcache.store.store import Store, finished_arrays
 from fedcache.store.verify import leftover_files
@@ -107,18 +107,6 @@ def finished_stores(home: Home) -> list[Store]:
     """The stores of a home, and parts of stores, that hold a finished array; damaged ones are left out."""
     opened = _opened(folders_in(home.stores), part=True)
     return [store for store in opened if finished_arrays(store)]
-
-
-def damaged_stores(home: Home) -> list[Path]:
-    """The stores of a home whose manifest is damaged or missing."""
-    found = []
-    for place in folders_in(home.stores):
-        try:
-            Store.open(place, part=True)
-        except FedcacheError as error:
-            if isinstance(error, CorruptionError) or was_store(place):
-                found.append(place)
-    return found
 
 
 def ingested_stores(home: Home) -> dict[str, Path]:

@@ -172,7 +172,7 @@ def test_the_tested_is_noticed_and_the_untested_survives(toy):
     before = bytes_of(toy)
     report = toy.parent / "report.md"
     code, said = mutate(toy, "--count", 99, "--report", report)
-    assert code == 0, said  # 80 % are noticed
+    assert code == 1, said
     assert bytes_of(toy) == before
     survivors = {line.split()[1] for line in said.splitlines() if line.startswith("SURVIVES")}
     assert survivors == {"toypack/loose.py:2", "toypack/untested.py:2"}, said
@@ -192,8 +192,6 @@ def test_the_tested_is_noticed_and_the_untested_survives(toy):
         assert f"noticed   toypack/{noticed}" in said
     text = report.read_text()
     assert "**nothing**" in text.split("toypack/untested.py:2")[1].splitlines()[0]
-    code, said = mutate(toy, "--count", 9, "--paths", "toypack/untested.py")
-    assert code == 1, said  # none is noticed
 
 
 def test_a_change_that_a_person_accepted_is_not_drawn_again():

@@ -22,6 +22,7 @@ from fedcache.config import (
     resolve,
 )
 from fedcache.errors import (
+    CorruptionError,
     FedcacheError,
     MachineError,
     StoreError,
@@ -45,9 +46,8 @@ from fedcache.parsing import slug_of
 from fedcache.plugins import bare_name
 from fedcache.progress import Detail, Observer, Silent, progress_of
 from fedcache.store.catalog import (
-    damaged_stores,
     extracted_later,
-    finished_stores,
+    folders_in,
     ingest_command,
     ingested_stores,
     is_ingested,
@@ -58,7 +58,7 @@ from fedcache.store.journal import journals
 from fedcache.store.manifest import is_published, join_command, part_of, was_store
 from fedcache.store.mirror import mirrored
 from fedcache.store.samples import INGESTED, group_digests
-from fedcache.store.store import Store, replace_groups, store_by_name
+from fedcache.store.store import Store, finished_arrays, replace_groups, store_by_name
 from fedcache.tables.groups import Group
 
 
@@ -265,11 +265,17 @@ def refuse_several_datasets(home: Home) -> None:
     A store counts too if its manifest is damaged or that of another store, because it may be the one that is meant.
     """
     slugs = set()
-    folders = set(map(slug_in, damaged_stores(home)))
-    for store in finished_stores(home):
-        if part_of(store.dataset) is None:
+    folders = set()
+    for place in folders_in(home.stores):
+        try:
+            store = Store.open(place, part=True)
+        except FedcacheError as error:
+            if isinstance(error, CorruptionError) or was_store(place):
+                folders.add(slug_in(place))
+            continue
+        if finished_arrays(store) and part_of(store.dataset) is None:
             slugs.add(str(store.dataset["slug"]))
-            folders.add(slug_in(store.path))
+            folders.add(slug_in(place))
     names = sorted(slugs)
     unclear = sorted(folders - slugs - {""})
     shown = names + [f"{name} (its manifest is damaged or of another dataset)" for name in unclear]
