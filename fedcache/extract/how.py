@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.config import ExtractConfig
+from fedcache.errors import MachineError
 from fedcache.extract.backbones import Backbone
 from fedcache.extract.batches import ComputeSettings, FeatureJob
 from fedcache.extract.datasets import Dataset
 from fedcache.extract.device import Device, resolve_device, resolve_dtype
 from fedcache.extract.planning.plan import PlannedArray
-from fedcache.store.files import digest_of_files
+from fedcache.extract.recipe import IMAGES
+from fedcache.store.files import digest_of_files, free_memory
 
 FOLDER = Path(__file__).parent
 
@@ -157,11 +159,36 @@ def note_of_other_devices(device: Device, computed: Sequence[Mapping[str, Any]])
 def jobs_of(
     planned: Sequence[PlannedArray], data: Dataset, device: Device, settings: ComputeSettings
 ) -> list[FeatureJob]:
-    """The arrays of an extraction as jobs for workers."""
+    """The arrays of an extraction as jobs for workers. Raises MachineError for a batch that memory cannot hold."""
     jobs = []
     for item in planned:
         backbone = item.backbone
         how = how_record(device, settings, backbone)
         job = FeatureJob(item.recipe.key, backbone, item.weights, item.recipe, data.mirror, how)
         jobs.append(job)
+    refuse_large_batch(jobs, settings.batch, free_memory())
     return jobs
+
+
+def refuse_large_batch(jobs: Sequence[FeatureJob], batch: int, free: int) -> None:
+    """Raise MachineError if one batch does not fit into ``free`` bytes. A short dataset is filled up to a whole batch.
+
+    A row counts with its features as float32, and an image also with its pixels as uint8 and as float32. What a model
+    needs besides is not known here.
+    """
+    row = 0
+    for job in jobs:
+        recipe = job.recipe
+        row += 4 * recipe.views * job.backbone.width
+        if job.backbone.reads == IMAGES:
+            row += 5 * recipe.views * 3 * recipe.size**2
+    needed = batch * row
+    if needed > free:
+        # An eighth of the memory leaves room for the model and for other batches under way.
+        fits = max(1, free // (8 * row))
+        power_of_two = 1 << (fits.bit_length() - 1)
+        raise MachineError(
+            f"A batch of {batch:,} rows takes at least {needed / 1e6:,.0f} MB of memory, but {free / 1e6:,.0f} MB are "
+            "free.",
+            f"--batch {power_of_two}",
+        )

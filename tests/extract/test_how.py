@@ -16,7 +16,7 @@ from fedcache.errors import Exit
 from fedcache.extract import how
 from fedcache.extract.backbones import Weights, load, locate, lookup
 from fedcache.extract.backbones.backbone import ModuleEncoder
-from fedcache.extract.batches import ComputeSettings
+from fedcache.extract.batches import ComputeSettings, FeatureJob
 from fedcache.extract.device import Device
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.how import COMPUTES_FEATURES, FOLDER, features_code_digest
@@ -172,3 +172,20 @@ def test_a_model_that_cannot_be_compiled_is_refused_by_name():
     encoder = load(row, Weights(None, "seed:0", ""), row.recipe)
     with inductor.patch({"cpp.cxx": ("no-compiler",)}):
         machine_error(lambda: encoder.compile_image_model(2, 64), "cnn2")
+
+
+@pytest.mark.parametrize("option", ["", "--dry-run"])
+def test_a_batch_beyond_memory_is_refused_before_any_work(option, images, tmp_path):
+    store = tmp_path / "s.zarr"
+    words = f"extract --dataset folder:{images} --backbones random-projection --batch 100000000 {option}"
+    must_fail("of memory", f"{words} --store {store}", code=Exit.ENVIRONMENT)
+    assert not store.exists()
+
+
+def test_the_proposed_batch_leaves_room_for_other_batches():
+    row = lookup("random-projection")
+    job = FeatureJob("a", row, Weights(None, "", ""), row.recipe)
+    refusal = machine_error(lambda: how.refuse_large_batch([job], 1 << 20, 8 << 20))
+    proposed = int(refusal.hint.split()[-1])
+    how.refuse_large_batch([job], proposed, 1 << 20)
+    machine_error(lambda: how.refuse_large_batch([job], 2 * proposed, 1 << 20))
