@@ -12,7 +12,9 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -65,6 +67,31 @@ CAUSES = (
     "connection closed",
 )
 """Causes of obstore's errors, in lower case. A message gives the first cause that the text of the error contains."""
+
+
+_NEVER = threading.Event()
+
+_ENDING: ContextVar[threading.Event] = ContextVar("_ENDING", default=_NEVER)
+"""Set while ``in_threads`` waits for its threads to end before their work is done."""
+
+
+def ending() -> threading.Event:
+    """Whether the call of ``in_threads`` that this thread works for ends early; never set in other threads."""
+    return _ENDING.get()
+
+
+def in_threads(threads: int, call: Callable[..., object], *columns: Iterable[Any]) -> None:
+    """Call ``call`` for each item of ``columns``, as ``map`` does, in several threads.
+
+    After an error or Ctrl-C no further call begins, and calls that look at ``ending`` can end early.
+    """
+    early = threading.Event()
+    with ThreadPoolExecutor(threads, initializer=_ENDING.set, initargs=(early,)) as pool:
+        try:
+            list(pool.map(call, *columns))
+        except BaseException:
+            early.set()
+            raise
 
 
 def open_source(place: str) -> ByteSource:
@@ -293,7 +320,7 @@ class RemoteSource:
                     raise StoreError(
                         f"{self.place} does not allow access to {name} ({why}).", hint
                     ) from error
-                if wait is None or not _may_pass(error):
+                if wait is None or ending().is_set() or not _may_pass(error):
                     raise MachineError(
                         f"{self.place} did not return {name} ({why}).",
                         "Check the address and the network, then run the same command again.",
@@ -303,7 +330,7 @@ class RemoteSource:
                 if now - began > SLOW and now - self._reported > QUIET:
                     self._reported = now
                     log.warning("%s does not answer (%s); trying again.", self.place, why)
-            time.sleep(wait * random.uniform(0.5, 1.0))
+            ending().wait(wait * random.uniform(0.5, 1.0))
         raise AssertionError("the last attempt returns or raises")
 
 

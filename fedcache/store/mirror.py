@@ -13,7 +13,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,7 @@ from pathlib import Path
 from fedcache.config import Home, is_store_address
 from fedcache.errors import CorruptionError, FedcacheError, MachineError, StoreError, shell_word
 from fedcache.parsing import slug_of
-from fedcache.store.byte_source import ByteSource, open_source
+from fedcache.store.byte_source import ByteSource, in_threads, open_source
 from fedcache.store.chunks import CRC_BYTES, has_checksum
 from fedcache.store.files import (
     digest_of,
@@ -221,8 +220,7 @@ def _bring_small_files(source: ByteSource, path: Path, manifest: Manifest) -> No
     for name, read in small_objects(source, manifest):
         if not name.endswith("zarr.json"):
             reads[name] = read
-    with ThreadPoolExecutor(FETCHERS) as pool:
-        list(pool.map(bring, reads.keys(), reads.values()))
+    in_threads(FETCHERS, bring, reads.keys(), reads.values())
 
 
 def _write(path: Path, raw: bytes) -> None:
@@ -265,8 +263,7 @@ class Mirror:
         info = self.manifest.arrays[key]
         if info.chunk_bytes * len(info.chunks) > self.room.limit():
             return False
-        with ThreadPoolExecutor(FETCHERS) as pool:
-            list(pool.map(lambda number: self.bring(key, number), range(len(info.chunks))))
+        in_threads(FETCHERS, partial(self.bring, key), range(len(info.chunks)))
         return True
 
 

@@ -12,7 +12,6 @@ import mmap
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -23,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import CorruptionError, FedcacheError, StoreError
+from fedcache.store.byte_source import ending, in_threads
 from fedcache.store.chunks import (
     CRC_BYTES,
     array_bytes,
@@ -214,7 +214,7 @@ class Reader:
         errors: dict[int, FedcacheError] = {}
 
         def work() -> None:
-            while not errors and (turn := next(turns)) < len(todo):
+            while not (errors or ending().is_set()) and (turn := next(turns)) < len(todo):
                 try:
                     self._copy(todo[turn], flat)
                 except FedcacheError as error:
@@ -226,8 +226,7 @@ class Reader:
         if threads <= 1:
             work()
         else:
-            with ThreadPoolExecutor(threads) as pool:
-                list(pool.map(lambda _: work(), range(threads)))
+            in_threads(threads, lambda _: work(), range(threads))
         if errors:
             raise errors[min(errors)]
 
