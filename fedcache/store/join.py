@@ -245,8 +245,8 @@ def join_parts(
     if len(bad) > max_bad:
         row = max(bad)
         raise CorruptionError(
-            f"{len(bad)} rows of all parts could not be read, more than --max-bad {max_bad}; the last is row {row}: "
-            f"{bad[row]}.",
+            f"{len(bad)} rows of all parts could not be read, more than --max-bad {max_bad}; the last is "
+            f"{first.samples.name[row]}, row {row}: {bad[row]}.",
             "Join again with a larger --max-bad, as a number or a share such as 5%.",
         )
     dataset = {name: value for name, value in first.dataset.items() if name != PART}

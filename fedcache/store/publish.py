@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from fedcache.config import is_store_address, refuse_remote
 from fedcache.errors import CorruptionError, InternalError, StoreError, UsageError, shell_word
 from fedcache.optional import needed_library
 from fedcache.progress import Observer
-from fedcache.store.byte_source import ByteSource, open_source
+from fedcache.store.byte_source import ByteSource, in_threads, open_source
 from fedcache.store.chunks import (
     CRC_BYTES,
     checksum,
@@ -144,8 +143,7 @@ def publish(
             observer.advance(1)
         # zarr finds arrays by the root, so the root is written after all arrays.
         root = files.pop(ROOT)
-        with ThreadPoolExecutor(FETCHERS) as pool:
-            list(pool.map(source.put, files.keys(), files.values()))
+        in_threads(FETCHERS, source.put, files.keys(), files.values())
         source.put(ROOT, root)
         source.put(NAME, raw_manifest)
         if claim["replaces"]:
@@ -188,7 +186,10 @@ def _publication(
     shards = {}
     for key, info in held.arrays.items():
         chunk_file_bytes = info.chunk_bytes + CRC_BYTES
-        shards[key] = max(1, SHARD_BYTES // chunk_file_bytes)
+        # Each shard has an index of all its chunks, so a small array gets a smaller shard. A power of two, so that a
+        # store that grows keeps its shards for some time.
+        enough = 1 << max(0, len(info.chunks) - 1).bit_length()
+        shards[key] = min(enough, max(1, SHARD_BYTES // chunk_file_bytes))
     files |= _metadata(store, shards, zarr)
     digests = {name: sha256_hex(raw) for name, raw in files.items() if name not in payloads}
     manifest = replace(held, samples=samples, files=digests, shards=shards)

@@ -2,6 +2,8 @@
 
 import os
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -91,6 +93,14 @@ def test_chunks_of_a_shard_are_chunk_files_byte_for_byte(toy, published):
         files = [chunk_path(toy.path / array, number, 3).read_bytes() for number in range(3)]
         assert (published / array / "c/0/0/0").read_bytes().startswith(b"".join(files))
         assert len(list((published / array).rglob("c/*/0/0"))) == 2
+
+
+def test_the_index_of_a_shard_follows_the_chunks_of_the_array(place):
+    """Shards of 128 MiB would have an index of 70 MB for chunks of 28 bytes."""
+    publication(whole(place / "small.zarr"), place / "published")
+    for key in KEYS:
+        size = (place / f"published/features/{key}/c/0/0/0").stat().st_size
+        assert size == 4 * 28 + 4 * 16 + 4  # chunks, their places, and a checksum of the places
 
 
 def test_a_published_store_is_read_from_a_web_server(toy, server):
@@ -472,3 +482,22 @@ def test_zarr_and_xarray_read_features_and_rows(toy, server):
         assert np.asarray(found[f"features/{key}"][:]).tobytes() == features.tobytes()
         assert np.array_equal(both[key].values, features, equal_nan=True)
     assert both["label"].values.tolist() == toy.samples.label.tolist()
+
+
+def test_an_interruption_ends_requests_that_would_be_tried_again(monkeypatch):
+    """Other requests wait a minute before their next attempt when one call ends with Ctrl-C."""
+    monkeypatch.setattr(byte_source, "WAITS", (60.0,) * 5)
+    source = RemoteSource("http://127.0.0.1:9")
+    failed = threading.Event()
+    monkeypatch.setattr(byte_source, "_may_pass", lambda error: failed.set() or True)
+
+    def call(number):
+        if number == 0:
+            assert failed.wait(60)
+            raise KeyboardInterrupt
+        source.get("manifest.json")
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        byte_source.in_threads(4, call, range(40))
+    assert time.monotonic() - began < 25
