@@ -120,21 +120,22 @@ def _seconds(first: int) -> tuple[float, float]:
 
 
 def turns(
-    folder: Path, home: Path, backbones: tuple[str, ...], busy: int
-) -> tuple[list[tuple[float, float]], list[dict[str, Any]]]:
-    """(decode, forward) seconds an image while ``busy`` processes measure at once, and extractions, in turn."""
+    folder: Path, home: Path, backbones: tuple[str, ...]
+) -> tuple[list[Any], list[Any], list[dict[str, Any]]]:
+    """(decode, forward) seconds an image on one core, the same on all cores at once, and extractions, in turn."""
     alone = []
+    together = []
     done = []
-    with get_context("spawn").Pool(busy, _begin, (folder, home, backbones)) as pool:
+    with get_context("spawn").Pool(cores(), _begin, (folder, home, backbones)) as pool:
         for i in range(TIMES):
-            decode, forward = np.mean(
-                pool.map(_seconds, [MEASURED * i] * busy, chunksize=1), axis=0
-            )
-            alone.append((float(decode), float(forward)))
+            first = MEASURED * i
+            alone.append(pool.apply(_seconds, (first,)))
+            each = pool.map(_seconds, [first] * cores(), chunksize=1)
+            together.append(np.mean(each, axis=0))
             options = f"--backbones {','.join(backbones)} --size {SIZE}"
             store = home / f"{len(backbones)}-{i}.zarr"
             done.append(extract(options, f"folder:{folder}", store, FEDCACHE_HOME=str(home)))
-    return alone, done
+    return alone, together, done
 
 
 SLEEPING = """
@@ -217,14 +218,16 @@ def picture_rows() -> list[Row]:
         folder = Path(temporary) / "pictures"
         home = Path(temporary) / "home"
         size = draw(folder)
-        alone, done = turns(folder, home, ONE, 1)
-        both, twice = turns(folder, home, TWO, cores())
+        alone, together, done = turns(folder, home, ONE)
+        _, both, twice = turns(folder, home, TWO)
     about = f"{IMAGES:,} JPEGs of 256 x 256, {size:.0f} kB each, at {SIZE} px"
     n = cores()
     limits = [n / (d + f) for d, f in alone]
     shares = [e["rate"] / limit for e, limit in zip(done, limits, strict=True)]
     measured = median(shares)
     decode, forward = min(alone, key=sum)
+    at_once = min(sum(parts) for parts in together)
+    reachable = n / at_once
     detail = (
         f"{about}, {ONE[0]}: best of {TIMES} {max(e['rate'] for e in done):.0f} images/s with {done[0]['workers']} "
         f"processes; on one core decoding {decode * 1e3:.2f} ms and the model {forward * 1e3:.2f} ms an image, so "
@@ -237,6 +240,11 @@ def picture_rows() -> list[Row]:
         quartiles(shares),
         measured >= 0.92,
         detail=detail,
+        roofline=(
+            f"With all {n} cores at work, decoding and the model take {at_once * 1e3:.2f} ms an image, which is "
+            f"{reachable:.0f} images/s or {reachable / max(limits):.2f} of the number from one core alone; the "
+            f"extraction has {max(e['rate'] for e in done) / reachable:.2f} of this"
+        ),
     )
     total = [e["seconds"] * n / e["images"] for e in twice]
     alone_too = median([t / (d + f) for t, (d, f) in zip(total, both, strict=True)])

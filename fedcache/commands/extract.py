@@ -322,7 +322,8 @@ def cut_lines(done: Extraction) -> list[str]:
     for name, count in done.cut.items():
         part = part_read(recipes[name])
         lines.append(
-            f"{name} reads {part} of a {one}: the rest of {counted(count, one)} is ignored."
+            f"{name} reads {part} of a {one}: the rest of {count:,} of the {counted(done.decoded, one)} that this run "
+            "read is ignored."
         )
     return lines
 

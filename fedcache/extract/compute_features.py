@@ -93,7 +93,7 @@ def extract_arrays(
         bad: dict[int, str] = {}
         for writer in writers.values():
             bad |= unreadable(writer.bad)
-        stats = ExtractionStats(kept_chunks=kept, bad=bad, holds=data.holds)
+        stats = ExtractionStats(kept_chunks=kept, bad=bad, holds=data.holds, names=data.names)
         run = _Run(data, jobs, settings, options, writers, tasks, stats)
         if tasks and options.engine is not None:
             run.on_engine(options.engine)

@@ -62,7 +62,10 @@ def test_the_figures_of_an_extraction_and_of_one_with_nothing_to_do(tmp_path):
 
 
 def test_too_many_bad_images_name_the_last_of_those_found_last():
-    stats = ExtractionStats(bad={2: "torn", 6: "odd", 8: "cut"})
+    names = [f"photo-{row}.jpg" for row in range(9)]
+    stats = ExtractionStats(bad={2: "torn", 6: "odd", 8: "cut"}, names=names)
     stats.check_bad({}, 3)
-    corruption(lambda: stats.check_bad({6: "odd", 2: "torn"}, 2), "--max-bad 2", "row 6")
+    corruption(
+        lambda: stats.check_bad({6: "odd", 2: "torn"}, 2), "--max-bad 2", "photo-6.jpg, row 6"
+    )
     corruption(lambda: stats.check_bad({}, 2), "row 8: cut")

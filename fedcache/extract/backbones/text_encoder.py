@@ -238,9 +238,11 @@ def load(
     folder = weights.file(backbone.name)
     encoder = TextEncoder(backbone.name, folder=folder, device=device, dtype=dtype, recipe=recipe)
     features, _ = encoder.items(TRIAL_TEXTS)
-    if features.shape != (2, backbone.width) or not bool(features.isfinite().all()):
+    unusable = int((~features.isfinite()).sum())
+    if features.shape != (2, backbone.width) or unusable:
         raise MachineError(
-            f"{backbone.name} gives {list(features.shape)} for two texts, expected [2, {backbone.width}], all finite.",
+            f"{backbone.name} gives {list(features.shape)} for two texts, with {unusable} NaN or infinite numbers; "
+            f"expected [2, {backbone.width}] with none.",
             "Get the folder again.",
         )
     return encoder

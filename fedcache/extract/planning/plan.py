@@ -404,10 +404,11 @@ def check_backbone(name: str, given: dict[str, Path], home: Home) -> dict[str, o
     # Encoders of texts, rows and sounds were checked when they were loaded; pixels have no width.
     if backbone.reads == IMAGES and recipe.dtype != "uint8":
         features = encoder.image(trial_images(recipe.size))
-        shape = tuple(features.shape)
-        if shape != (2, backbone.width) or not bool(features.isfinite().all()):
+        unusable = int((~features.isfinite()).sum())
+        if features.shape != (2, backbone.width) or unusable:
             raise MachineError(
-                f"{name} gave {shape} features, expected (2, {backbone.width}), all finite.",
+                f"{name} gives {list(features.shape)} for two images, with {unusable} NaN or infinite numbers; "
+                f"expected [2, {backbone.width}] with none.",
                 "The weights file is damaged or belongs to another model; import it again.",
             )
     return {

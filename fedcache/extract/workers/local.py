@@ -173,6 +173,7 @@ class ExtractionStats:
     # per key, texts that the model reads only in part
     cut: Counter[str] = field(default_factory=Counter)
     holds: str = IMAGES  # images, texts, rows or sounds
+    names: Sequence[str] = ()  # of all rows
 
     def add(self, batch: ComputedBatch) -> None:
         """Count a batch that was computed in this process tree."""
@@ -200,8 +201,8 @@ class ExtractionStats:
         if len(self.bad) > max_bad:
             row, reason = max((latest or self.bad).items())
             raise CorruptionError(
-                f"{len(self.bad)} {self.holds} could not be read, more than --max-bad {max_bad}; the last is row "
-                f"{row}: {reason}.",
+                f"{len(self.bad)} {self.holds} could not be read, more than --max-bad {max_bad}; the last is "
+                f"{self.names[row]}, row {row}: {reason}.",
                 f"Fix the {self.holds}, or run again with a larger --max-bad. Finished chunks are kept.",
             )
 
