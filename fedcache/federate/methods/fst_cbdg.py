@@ -25,6 +25,10 @@ itself:
   drawn again in every step, up to C max m of them (D-84). ``tsamp_scope=batch`` counts the batch alone.
 ``synth=strata`` draws ``strata`` rows of every class and weighs them by n_k: not eq 5, and labelled approx.
 
+``ablation=bias_only`` (ours) is a control that trains b alone. A bias in closed form is ``clip-zs`` with
+``feat_post=center``: (I - m).T_k = I.T_k + b_k, with b_k = -m.T_k and the mean feature m of the training rows. Then the
+mean scores of all classes are equal.
+
 Special cases: ``ist_only`` without decay never moves (f - q = beta (f - q_old) = 0 from text weights): it is clip-zs;
 beta = 1 keeps q; sigma = 0 makes every synthetic row T_k; lambda = 0 is ``ist_only``.
 """
@@ -92,7 +96,7 @@ def enter(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
         # Zero-shot probabilities of the class texts.
         u = affine(x, ctx.text)
         q = softmax(over(ctx.number("logit_scale"), u) * u)
-    return {"rows/q": q, **keep_optimiser(down, NAMES, ctx)}
+    return {"rows/q": q, **keep_optimiser(down, sent_names(ctx.hp), ctx)}
 
 
 def schedule(q: Tensor, data: ClientData, ctx: Ctx, epoch: int) -> Batches:
@@ -160,11 +164,14 @@ def gradients(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> list[Tensor]:
         error = f.scatter_add(-1, class_index, f.new_full((), -1.0).expand(class_index.shape))
         du = weighted(error, batch["kw"], synthetic_share, ctx)
         parts.append(affine_gradients(batch["z"], du))
+    trained = sent_names(ctx.hp)
     # ``tsamp_only`` with lambda = 0 has no term.
     if not parts:
-        return [torch.zeros_like(p[n]) for n in NAMES]
+        return [torch.zeros_like(p[n]) for n in trained]
     # Each part has the gradients of W and of b; those of both terms are added.
-    return [sum(each[1:], each[0]) for each in zip(*parts, strict=True)]
+    added = [sum(each[1:], each[0]) for each in zip(*parts, strict=True)]
+    by_name = dict(zip(NAMES, added, strict=True))
+    return [by_name[n] for n in trained]
 
 
 def weighted(error: Tensor, w: Tensor, share: float | Tensor, ctx: Ctx) -> Tensor:
@@ -180,19 +187,23 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     if ctx.hp["ablation"] == "tsamp_central":
         return state, {}
     p = {**select(down, NAMES), **state}
+    trained = sent_names(ctx.hp)
     epochs = ctx.count("epochs")
 
     def batches(now: Tree, epoch: int) -> Batches:
         return schedule(now["rows/q"], data, ctx, epoch)
 
-    p = train(p, NAMES, epochs, ClosedForm(gradients), down, data, ctx, batches=batches)
-    return select(p, state), select(p, NAMES)
+    p = train(p, trained, epochs, ClosedForm(gradients), down, data, ctx, batches=batches)
+    return select(p, state), select(p, trained)
 
 
 def sent_names(hp: Hp) -> tuple[str, ...]:
-    """The head; nothing where the server trains alone."""
-    if hp["ablation"] == "tsamp_central":
-        return ()
+    """Names of the tensors that clients train and send: none where the server trains alone."""
+    match hp["ablation"]:
+        case "tsamp_central":
+            return ()
+        case "bias_only":
+            return ("b",)
     return NAMES
 
 
@@ -223,11 +234,9 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
 
 
 def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, int]:
-    """W and b both ways; the server-only ablation sends nothing up. Text features are counted by the engine, once."""
-    n = classes * width + classes
-    if hp["ablation"] == "tsamp_central":
-        return 0, n
-    return n, n
+    """W and b down, and what clients train up. Text features are counted by the engine, once."""
+    sizes = {"W": classes * width, "b": classes}
+    return sum(sizes[n] for n in sent_names(hp)), sum(sizes.values())
 
 
 def fidelity(hp: Hp, _views: int) -> str:
@@ -298,8 +307,9 @@ METHOD = Method(
             "ablation",
             "none",
             "choice",
-            "terms of eq 8 that are used (table 3); none: all of them",
-            choices=("none", "ist_only", "tsamp_only", "tsamp_central"),
+            "terms of eq 8 that are used (table 3); none: all of them; bias_only (ours): all of "
+            "them, but only b is trained and W stays T",
+            choices=("none", "ist_only", "tsamp_only", "tsamp_central", "bias_only"),
         ),
         HParam(
             "central_rows",

@@ -77,6 +77,7 @@ READINGS = [
     set_to("tsamp_scope=iteration tsamp_reduce=joint lambda=0.7 logit_scale=3.0"),
     {"tsamp_reduce": "joint", "lambda": 0.7},
     set_to("tsamp_reduce=joint lambda=0.7 ablation=tsamp_only"),
+    set_to("tsamp_reduce=joint ablation=bias_only"),
     {"tsamp_scope": "iteration", "tsamp_reduce": "mean"},
     {"tsamp_reduce": "mean"},
 ]
@@ -132,10 +133,11 @@ def test_one_client_is_algorithm_1(reading):
             "sum": (1 / B, lam),
             "joint": (1 / (B + lam * R), lam / (B + lam * R)),
         }[reduce]
-        real = 0.0 if "ablation" in reading else real
+        real = 0.0 if reading.get("ablation") == "tsamp_only" else real
         du = s * real * (p - q[i])
         dz = s * fake * (f(z) - np.eye(6)[part])
         gW = du.T @ x[i] + dz.T @ z + 1e-5 * W
+        gW = 0 * gW if reading.get("ablation") == "bias_only" else gW
         gb = du.sum(0) + dz.sum(0) + 1e-5 * b
         vW = 0.9 * vW + gW
         vb = 0.9 * vb + gb
@@ -161,13 +163,14 @@ def leaning(seed):
     return data, [TinyClient(f"client-{i}", train, test) for i, train in enumerate(rows)]
 
 
-def test_centred_zero_shot_is_the_nearest_text_of_rows_less_their_mean():
+def test_centred_zero_shot_adds_a_bias_to_each_class():
     """``feat_post=center`` needs one sum of each client, and a common lean of all images does no harm any more."""
     data, clients = leaning(0)
     train = rows_trained(clients)
     x = normalize(data.x[:, 0].double(), dim=-1)
     sums = sum(x[c.train].sum(0) for c in clients)
-    expected = ((x - sums / len(train)) @ data.text.T).argmax(-1)
+    bias = -(sums / len(train)) @ data.text.T
+    expected = (x @ data.text.T + bias).argmax(-1)
     rows = prepare_features([data.x.float().numpy()], "center", train)[0]
     out = go_all("clip-zs", "feat_post=center", replace(data, x=rows.double()), clients)
     assert torch.equal(out.predict(rows.double()), expected)
@@ -241,6 +244,14 @@ def test_the_server_only_ablation_hears_nothing_from_clients():
     assert gap(out.server["W"], data.text) > 1e-6
     other = go_all("fst-cbdg", "ablation=tsamp_central lr=0.1", data, clients[:3])
     assert gap(out.server, other.server) == 0.0
+
+
+def test_the_bias_alone_is_trained_and_sent():
+    data, clients = leaning(0)
+    out = go_all("fst-cbdg", "ablation=bias_only", data, clients, rounds=2)
+    assert out.traffic.totals()["up"] == 2 * len(clients) * 10
+    assert torch.equal(out.server["W"], data.text)
+    assert float(out.server["b"].abs().min()) > 0
 
 
 def test_self_training_is_watched():
