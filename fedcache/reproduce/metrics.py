@@ -11,6 +11,7 @@ import numpy as np
 
 from fedcache.errors import unknown
 from fedcache.federate.methods.common.model import head_of
+from fedcache.report.statistics import LEAST_BLOCKS, student_half
 from fedcache.reproduce.planning import find_domain
 from fedcache.reproduce.registry import Printed
 from fedcache.runs.directory import rounds_of
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from fedcache.runs.run import Run
 
 Value = float | str | list[float]
+
+LEVEL = 0.95
+"""Level of the intervals over seeds."""
 
 NEAR = 0.5
 """Maximum distance in points from the best accuracy at which an accuracy counts as near it (``near_best``)."""
@@ -34,6 +38,7 @@ class Measurement:
         n: number of seeds.
         text: a text or the path of a picture.
         curve: one number per round, mean over seeds.
+        half: half of the 95 % interval of the mean (Student's); None with fewer than three seeds.
     """
 
     mean: float | None = None
@@ -41,6 +46,7 @@ class Measurement:
     n: int = 0
     text: str | None = None
     curve: tuple[float, ...] | None = None
+    half: float | None = None
 
 
 @dataclass(frozen=True)
@@ -76,9 +82,12 @@ def over_seeds(values: Sequence[Value | None]) -> Measurement:
         return Measurement(curve=tuple(mean_curve.tolist()), n=len(known))
     numbers = np.array(known, np.float64)
     deviation = None
+    half = None
     if len(numbers) > 1:
         deviation = float(numbers.std(ddof=1))
-    return Measurement(float(numbers.mean()), deviation, len(numbers))
+    if len(numbers) >= LEAST_BLOCKS:
+        half = student_half(numbers, LEVEL)
+    return Measurement(float(numbers.mean()), deviation, len(numbers), half=half)
 
 
 def compare(printed: Printed | None, printed_seeds: int, measured: Measurement) -> AgainstPrinted:
@@ -325,7 +334,7 @@ def _with_std(mean: float, std: float | None, metric: str) -> str:
 
 
 def show_measured(measured: Measurement, metric: str) -> str:
-    """Mean (std), a text, or a curve from its first to its last round."""
+    """Mean (std) ± half of the interval, a text, or a curve from its first to its last round."""
     if measured.curve is not None:
         first = show_number(measured.curve[0], metric)
         last = show_number(measured.curve[-1], metric)
@@ -336,7 +345,10 @@ def show_measured(measured: Measurement, metric: str) -> str:
     # A count that is the same for every seed has no spread worth showing.
     if not unit(metric) and not measured.std:
         return show_number(measured.mean, metric)
-    return _with_std(measured.mean, measured.std, metric)
+    words = _with_std(measured.mean, measured.std, metric)
+    if measured.half is not None:
+        words += f" ± {show_number(measured.half, metric)}"
+    return words
 
 
 def show_compared(compared: AgainstPrinted, metric: str) -> tuple[str, str]:

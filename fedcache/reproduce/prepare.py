@@ -16,6 +16,7 @@ from fedcache.extract.datasets import Context, Dataset, open_dataset
 from fedcache.extract.extract_dataset import extract
 from fedcache.extract.planning.plan import memory_of, roots_of
 from fedcache.extract.workers.chunk_tasks import ExtractionEngine
+from fedcache.federate.engine.local_training import batch_sizes
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import Columns, InfeasibleError, Partition, make
 from fedcache.process import Stop
@@ -239,7 +240,8 @@ def short_batches(
     """The settings of a cell, adapted to a small dataset, and their differences from the paper.
 
     Only a proxy is adapted: it also trains on short batches if the smallest client has fewer rows than a batch, and it
-    replaces FLESD's queue of keys if the public rows cannot fill the queue.
+    replaces FLESD's queue of keys if the public rows cannot fill the queue. With another number of rows, clients also
+    take another number of steps, so the steps of a proxy are named.
     """
     hp = METHODS[cell.method].resolve(cell.preset, cell.set)
     settings = dict(cell.set)
@@ -256,6 +258,9 @@ def short_batches(
         departures.append(
             f"short batches are used, because the smallest client has {least} rows and a batch has {batch}"
         )
+    if isinstance(batch, int):
+        steps = [len(batch_sizes(len(c.train), {**hp, **settings})) for c in partition.clients]
+        departures.append(f"steps per client and local epoch (median): {np.median(steps):g}")
     # The first client holds FLESD's public rows; they must fill the queue twice.
     public = len(partition.clients[0].train)
     queue = hp.get("queue")

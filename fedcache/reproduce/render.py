@@ -142,6 +142,8 @@ def sentences(report: Reproduction) -> list[str]:
         )
     else:
         made.append("Difference: got - printed.")
+    if report.entry.kind == "runs":
+        made.append("Got: mean (standard deviation) ± half of the 95 % interval, over seeds.")
     # Details that the paper does not give, and what fedcache uses instead.
     made += [f"Not given: {text}." for text in report.entry.not_given]
     made += [f"Note: {text}" for text in report.entry.notes]

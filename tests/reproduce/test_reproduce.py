@@ -1,5 +1,6 @@
 """``reproduce`` tells the truth about what is here and what was run."""
 
+import json
 import math
 import os
 from pathlib import Path
@@ -67,6 +68,27 @@ def test_a_run_of_a_cell_is_an_ordinary_run(images):
     again = ok(f"train --config {path}/config.toml").data
     got = cell["values"]["client_mean"]["got"]["mean"]
     assert 100 * again["accuracy"]["client_mean"] == pytest.approx(got)
+
+
+@pytest.mark.slow
+def test_a_proxy_of_table_3_has_controls_intervals_curves_and_steps(images):
+    words = words_of("--backbones glyph-clip --only dataset=CIFAR-10 --seeds 0-2 --rounds 2")
+    cells = cells_of("fst-table3", "--on", images, *words, "--only", "partition=IID")
+    assert all(cell["run"] for cell in cells)
+    trained = [cell for cell in cells if "curve" in cell["values"]]
+    fixed = {cell["labels"]["loss"] for cell in cells} - {c["labels"]["loss"] for c in trained}
+    assert fixed == {"CLIP-ZS", "control: centred zero-shot", "control: soft-means"}
+    for cell in trained:
+        got = cell["values"]["accuracy"]["got"]
+        assert got["half"] == pytest.approx(4.302653 * got["std"] / 3**0.5, abs=1e-6)
+        curve = cell["values"]["curve"]["got"]["curve"]
+        assert len(curve) == 2
+        assert curve[-1] == pytest.approx(got["mean"])
+        # Clients of fewer than 50 rows take one step.
+        assert "steps per client and local epoch (median): 1" in cell["departures"]
+    (bias,) = [c for c in cells if c["labels"]["loss"] == "control: class bias alone"]
+    result = json.loads((Path(bias["runs"][0]) / "result.json").read_text())
+    assert result["traffic"]["exact"]["per_client_round"]["up"] == result["classes"]
 
 
 @pytest.mark.slow

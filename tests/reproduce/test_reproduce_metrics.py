@@ -5,7 +5,15 @@ import json
 import pytest
 from refusal import refused
 
-from fedcache.reproduce.metrics import Measurement, compare, measure, over_seeds, subtract, unit
+from fedcache.reproduce.metrics import (
+    Measurement,
+    compare,
+    measure,
+    over_seeds,
+    show_measured,
+    subtract,
+    unit,
+)
 from fedcache.reproduce.registry import Printed
 from fedcache.runs.run import Run
 
@@ -117,6 +125,10 @@ def test_units(metric, expected):
 
 
 def test_over_seeds_is_the_mean_and_the_sample_std():
-    assert over_seeds([1.0, 2.0, 3.0]) == Measurement(2.0, 1.0, 3)
+    found = over_seeds([1.0, 2.0, 3.0])
+    half = 4.302653 / 3**0.5  # 0.975 quantile of Student's t with 2 degrees of freedom
+    assert found == Measurement(2.0, 1.0, 3, half=pytest.approx(half, abs=1e-6))
+    assert show_measured(found, "accuracy") == "2.00 (1.00) ± 2.48"
+    assert over_seeds([1.0, 3.0]) == Measurement(2.0, pytest.approx(2**0.5), 2)
     assert over_seeds([1.0]) == Measurement(1.0, None, 1)
     assert over_seeds([[1.0, 2.0], [3.0, 4.0]]).curve == (2.0, 3.0)
