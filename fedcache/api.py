@@ -404,6 +404,8 @@ def evaluate(
     temperature: float | None = None,
     client_prior: Literal["none", "classes", "counts", "fitted", "em"] = "none",
     coverage: float | None = None,
+    adapt: Literal["t3a", "tent", "tda"] | None = None,
+    settings: Mapping[str, Any] | None = None,
     out: str | Path | None = None,
     with_images: bool = False,
     options: Mapping[str, Any] | None = None,
@@ -425,6 +427,8 @@ def evaluate(
             the returned evaluation has the accuracy without and with the prior.
         coverage: also make prediction sets of a global model that contain the true class with at least this
             probability, calibrated on the run's validation rows; ``prediction_sets`` of the returned evaluation.
+        adapt, settings: also measure one linear model with this test-time adaptation and these settings of it;
+            ``adaptation`` of the returned evaluation has the accuracy without and with it.
         out: .html, .csv or .json file to write with all figures.
         with_images: whether the page also shows images of mistakes.
         options: other keywords of ``extract``.

@@ -83,6 +83,9 @@ class OptionInfo:
     common: bool = False
 
 
+ADAPTATIONS = ("t3a", "tent", "tda")
+"""Ways in which a model adapts to the rows that it classifies (``models.adapt``)."""
+
 CLIENT_PRIORS = ("none", "classes", "counts", "fitted", "em")
 """Priors that can be added to the scores of a client's test rows.
 

@@ -99,7 +99,12 @@ def evaluate(given: Mapping[str, Any]) -> RunEvaluation:
         config.weights,
     )
     request = EvaluateOptions(
-        **rows, split=given["split"], coverage=given["coverage"], with_images=with_images
+        **rows,
+        split=given["split"],
+        coverage=given["coverage"],
+        adapt=given["adapt"],
+        set=given["settings"] or {},
+        with_images=with_images,
     )
     home = Home.from_environment()
     place = place_of(given["source"])

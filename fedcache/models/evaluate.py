@@ -21,6 +21,7 @@ from fedcache.models.prediction_sets import PredictionSets
 from fedcache.models.predictor import Predictor
 from fedcache.models.sources import FileFeatures, features_of_file, rows_of_split
 from fedcache.notebooks import html_facts, percent
+from fedcache.parsing import counted
 from fedcache.store.store import Store
 from fedcache.tables.embeddings import open_embeddings
 from fedcache.tables.splits import SPLIT_NAMES
@@ -247,6 +248,46 @@ class PriorAccuracy:
 
 
 @dataclass(frozen=True)
+class Adaptation:
+    """Accuracy of a model without and with test-time adaptation, on the same rows in the same order."""
+
+    name: str  # one of ``ADAPTATIONS``
+    settings: Mapping[str, Any]
+    fidelity: str  # exact, or approx for an approximation of the paper
+    sorted_by_class: (
+        bool  # whether neighbours have the same class much more often than in random order
+    )
+    plain: RightRows
+    adapted: RightRows
+
+    def sentence(self) -> str:
+        """Both accuracies in words."""
+        name = self.name
+        if self.fidelity != "exact":
+            name += " (an approximation of its paper)"
+        batch = self.settings.get("batch", 1)
+        order = f"{self.settings['order']} order"
+        if self.sorted_by_class:
+            order += " (sorted by class)"
+        before = percent(self.plain.accuracy)
+        after = percent(self.adapted.accuracy)
+        rows = counted(self.adapted.rows, "row")
+        return (
+            f"Test-time adaptation {name}: the accuracy is {before} without and {after} with it, over {rows} in "
+            f"{order}, {batch:,} at a time."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            **vars(self),
+            "settings": dict(self.settings),
+            "plain": self.plain.to_dict(),
+            "adapted": self.adapted.to_dict(),
+        }
+
+
+@dataclass(frozen=True)
 class LeftOutRows:
     """Counts of rows that are not scored, by reason."""
 
@@ -320,6 +361,7 @@ class RunEvaluation:
     mistakes: Mistakes | None = None  # the most confident mistakes; None if they were not requested
     client_prior: PriorAccuracy | None = None  # None for ``--client-prior none``
     prediction_sets: PredictionSets | None = None  # None without ``--coverage``
+    adaptation: Adaptation | None = None  # None without ``--adapt``
 
     @property
     def short_run(self) -> str:
@@ -386,6 +428,8 @@ class RunEvaluation:
             notes.append(self.client_prior.sentence())
         if self.prediction_sets is not None:
             notes += self.prediction_sets.sentences()
+        if self.adaptation is not None:
+            notes.append(self.adaptation.sentence())
         if m.nll == float("inf"):
             notes.append(
                 "NLL is inf, because the model gives probability 0 to the true class of some rows."
@@ -414,6 +458,9 @@ class RunEvaluation:
         sets = None
         if self.prediction_sets is not None:
             sets = self.prediction_sets.to_dict()
+        adaptation = None
+        if self.adaptation is not None:
+            adaptation = self.adaptation.to_dict()
         return {
             **plain,
             "backbones": list(self.backbones),
@@ -423,6 +470,7 @@ class RunEvaluation:
             "measures": self.measures.to_dict(),
             "client_prior": prior,
             "prediction_sets": sets,
+            "adaptation": adaptation,
         }
 
 
@@ -503,12 +551,16 @@ class LabelledRows:
 
     def scores(self, predictor: Predictor) -> Iterator[NDArray[np.float64]]:
         """Scores [E, k, C] of the rows in order, block by block. Raises as ``Predictor.over_store``."""
-        if isinstance(self.source, Store):
-            for _, scores in predictor.over_store(self.source, self.rows):
-                yield scores
-            return
-        for arrays in self.source.of_rows(self.rows):
+        for arrays in self.arrays(predictor):
             yield predictor.scores(*arrays)
+
+    def arrays(self, predictor: Predictor) -> Iterator[list[NDArray[Any]]]:
+        """Features [k, d] of each backbone of a model, of the rows in order; as ``scores``."""
+        if isinstance(self.source, Store):
+            for _, arrays in predictor.read_store(self.source, self.rows):
+                yield arrays
+            return
+        yield from self.source.of_rows(self.rows)
 
 
 def rows_of_store(store: Store, split: str | None, classes: Sequence[str]) -> LabelledRows:

@@ -218,12 +218,19 @@ class Predictor:
 
         Raises StoreError for a store without one of these arrays.
         """
-        readers = [store.reader(key) for key in array_keys(self.members[0], store)]
         if rows is None:
             rows = np.arange(store.rows)
+        for part, arrays in self.read_store(store, rows):
+            yield part, self.scores(*arrays)
+
+    def read_store(
+        self, store: Store, rows: NDArray[np.int64]
+    ) -> Iterator[tuple[NDArray[np.int64], list[Rows]]]:
+        """(rows, features [n, d] of each backbone) of a store with the model's arrays; as ``over_store``."""
+        readers = [store.reader(key) for key in array_keys(self.members[0], store)]
         for block in _blocks(len(rows)):
             part = np.asarray(rows[block], np.int64)
-            yield part, self.scores(*(reader.rows(part)[:, 0] for reader in readers))
+            yield part, [reader.rows(part)[:, 0] for reader in readers]
 
 
 def _blocks(rows: int) -> Iterator[slice]:

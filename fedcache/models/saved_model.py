@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcache.config import CLIENT_PRIORS, DATASET, option
+from fedcache.config import ADAPTATIONS, CLIENT_PRIORS, DATASET, option
 from fedcache.errors import (
     CorruptionError,
     FedcacheError,
@@ -1178,6 +1178,20 @@ class EvaluateOptions:
         default_text="no prediction sets",
         common=True,
     )
+    adapt: str | None = option(
+        None,
+        "Also measure the accuracy with test-time adaptation of a linear head, in the order of the rows.",
+        RESULT,
+        choices=ADAPTATIONS,
+        default_text="no adaptation",
+        common=True,
+    )
+    set: Mapping[str, str] = option(
+        {},
+        "key=value: a setting of --adapt, such as order=shuffled. Repeatable.",
+        RESULT,
+        default_text="the values of the released code",
+    )
     with_images: bool = option(
         False,
         "Also show the images of the most confident mistakes in FILE.html.",
@@ -1200,6 +1214,11 @@ class EvaluateOptions:
             raise UsageError(
                 f"--coverage is {c!r}, expected a number above 0 and below 1.",
                 "--coverage 0.9",
+            )
+        if self.set and self.adapt is None:
+            raise UsageError(
+                f"--set {next(iter(self.set))} is a setting of --adapt, which is not given.",
+                f"--adapt {ADAPTATIONS[0]}",
             )
 
 

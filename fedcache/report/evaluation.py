@@ -187,6 +187,9 @@ def _lines(e: RunEvaluation) -> Iterator[dict[str, Any]]:
             "rows": sets.total.rows,
             "accuracy": coverage,
         }
+    if e.adaptation is not None:
+        name = f"adaptation {e.adaptation.name}"
+        yield {"scope": "all", "name": name, **_right(e.adaptation.adapted)}
     if e.clients is None:
         return
     for name, accuracy in e.clients.clients.items():

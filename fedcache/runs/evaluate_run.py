@@ -21,6 +21,7 @@ from fedcache.extract.how import note_of_other_devices, resolve_compute_as
 from fedcache.extract.planning.find_store import ingested_path, need_store
 from fedcache.extract.planning.plan import context_of
 from fedcache.federate.partition.partition import Partition
+from fedcache.models.adapt import Adapter
 from fedcache.models.evaluate import (
     LabelledRows,
     Mistakes,
@@ -162,6 +163,15 @@ def evaluate_run(
                 yield str(name), replace(first, client=name).checked()
                 observer.advance(1)
 
+    adapter = None
+    if request.adapt is not None:
+        if each_client or options.client_prior != "none" or request.coverage is not None:
+            raise UsageError(
+                "--adapt measures one model and cannot be combined with --client-prior, --coverage or "
+                "the models of all clients.",
+                "Leave the other options out, and choose a model with --client NAME or --global.",
+            )
+        adapter = Adapter.of(first, request.adapt, request.set)
     sets = None
     if request.coverage is not None:
         sets = prediction_sets(place, first, rows, request.coverage, options, home, observer, stop)
@@ -185,6 +195,10 @@ def evaluate_run(
         with counted(observer, stop, "evaluating", len(rows.rows)) as done:
             figures = measure(first, rows, done=done)
             spread = None
+    adaptation = None
+    if adapter is not None:
+        with counted(observer, stop, "adapting", len(rows.rows)) as done:
+            adaptation = adapter.measured(rows, figures.all, done)
     prior = None
     if tests is not None:
         prior = tests.measured(first, rows, observer, stop)
@@ -218,6 +232,7 @@ def evaluate_run(
         mistakes=mistakes,
         client_prior=prior,
         prediction_sets=sets,
+        adaptation=adaptation,
     )
     warning = warning_of_trained_rows(place, members, evaluation.short_run, rows, home)
     if warning is not None:

@@ -21,9 +21,9 @@ from fedcache.models.export.program import (
     estimator,
     export,
     image_inputs,
-    linear_head,
     make_program,
 )
+from fedcache.models.linear_head import linear_head
 from fedcache.models.predictor import Predictor
 from fedcache.models.saved_model import ModelFacts, SavedModel, collect
 
