@@ -242,6 +242,7 @@ def train(
     eval_clients: int | float | str | None = None,
     client_prior: str | None = None,
     stages: int | None = None,
+    base_classes: str | None = None,
     execution: str | None = None,
     device: str | None = None,
     dtype: str | None = None,
@@ -294,6 +295,8 @@ def train(
         eval_every: also score after every k-th round; 0 for the final model only.
         eval_clients: clients whose personal models are scored: a number, a share or ``"all"``.
         client_prior: also score with each client's log class prior, as in ``evaluate``.
+        base_classes: train on the first classes only, ``"half"`` or a number of them, and also score the other classes
+            by their texts.
         stages: also score while the classes arrive in this number of stages, as in ``fedcache train --help``.
         execution: how the clients of a round are computed: ``auto``, ``sequential``, ``batched`` or ``gram``.
         device: ``auto``, ``cpu`` or ``cuda``; ``cuda`` never falls back to the CPU.

@@ -554,6 +554,13 @@ class TrainConfig:
         TRAINING,
         minimum=1,
     )
+    base_classes: str | None = option(
+        None,
+        "Train on the first classes only, `half` or a number of them, and also score the other classes by their texts "
+        "(base-to-new generalisation).",
+        TRAINING,
+        default_text="all classes",
+    )
     execution: str = option(
         "auto",
         "How clients are computed: `sequential` (one by one), `batched` (many in one batch) or `gram` "

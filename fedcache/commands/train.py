@@ -141,6 +141,17 @@ def answer_lines(done: Run, *, verbose: bool) -> list[str]:
             f"Classes in {count} stages: average accuracy {average} %, final accuracy {final} %, forgetting "
             f"{forgetting} points."
         )
+    generalised = result["accuracy"].get("base_to_new")
+    if generalised is not None:
+        classes = result["classes"]
+        rows = generalised["per_seed"][0]["new_rows"]
+        base = percent(generalised["base"])
+        new = percent(generalised["new"])
+        harmonic = percent(generalised["harmonic_mean"])
+        notes.append(
+            f"Base to new: {base} % on the {classes:,} base classes, {new} % on {rows:,} test rows of the new classes, "
+            f"harmonic mean {harmonic} %."
+        )
     notes += describe_trust(result.get("trust", {}))
     notes.append(cost_words(run))
     lines += [f"  {note}" for note in notes]

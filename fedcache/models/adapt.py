@@ -54,7 +54,7 @@ from fedcache.models.predictor import Predictor
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 Settings = Mapping[str, Value]
-Adapt = Callable[["Head", Iterator[Floats], Settings], Iterator[Counts]]
+Adapt = Callable[["ScaledHead", Iterator[Floats], Settings], Iterator[Counts]]
 """(head, batches [k, D], settings) -> the predicted classes [k] of each batch."""
 
 ORDER = HParam(
@@ -110,7 +110,7 @@ def resolve(name: str, given: Mapping[str, Value]) -> dict[str, Value]:
 
 
 @dataclass(frozen=True)
-class Head:
+class ScaledHead:
     """A linear head in float64, divided by the temperature of its model."""
 
     W: Floats  # [C, D]
@@ -137,7 +137,7 @@ def unit(x: Floats) -> Floats:
     return rows
 
 
-def t3a(head: Head, batches: Iterator[Floats], settings: Settings) -> Iterator[Counts]:
+def t3a(head: ScaledHead, batches: Iterator[Floats], settings: Settings) -> Iterator[Counts]:
     """Predictions by the mean supports of each class. Memory holds M supports of each class and one batch."""
     label = np.flatnonzero(head.live)
     supports = unit(head.W[label])
@@ -162,7 +162,7 @@ def t3a(head: Head, batches: Iterator[Floats], settings: Settings) -> Iterator[C
         yield np.where(head.live, scores, -np.inf).argmax(-1)
 
 
-def tent(head: Head, batches: Iterator[Floats], settings: Settings) -> Iterator[Counts]:
+def tent(head: ScaledHead, batches: Iterator[Floats], settings: Settings) -> Iterator[Counts]:
     """Predictions with an adapted scale and shift of each feature; one step of Adam after each batch."""
     W = torch.from_numpy(head.W)
     b = torch.from_numpy(head.b)
@@ -187,7 +187,7 @@ def tent(head: Head, batches: Iterator[Floats], settings: Settings) -> Iterator[
 class Cache:
     """The rows of each class with the lowest entropy."""
 
-    def __init__(self, head: Head, size: int) -> None:
+    def __init__(self, head: ScaledHead, size: int) -> None:
         C, D = head.W.shape
         self.keys = np.zeros((C, size, D))
         self.entropy = np.full((C, size), np.inf)  # infinite for a free place
@@ -209,7 +209,7 @@ class Cache:
         return weights
 
 
-def tda(head: Head, batches: Iterator[Floats], settings: Settings) -> Iterator[Counts]:
+def tda(head: ScaledHead, batches: Iterator[Floats], settings: Settings) -> Iterator[Counts]:
     """Predictions with a positive and a negative cache, row by row. Memory holds C x (C + D) numbers for each place."""
     number = {key: float(str(value)) for key, value in settings.items() if key != "order"}
     classes = len(head.b)
@@ -251,7 +251,7 @@ class Adapter:
     name: str  # of the adaptation
     settings: dict[str, Value]
     predictor: Predictor
-    head: Head
+    head: ScaledHead
 
     @classmethod
     def of(cls, predictor: Predictor, name: str, given: Mapping[str, Value]) -> Adapter:
@@ -277,7 +277,7 @@ class Adapter:
                 "Leave --adapt out.",
             ) from error
         temperature = predictor.softmax_temperature
-        head = Head(
+        head = ScaledHead(
             linear.coef / temperature,
             linear.intercept / temperature,
             linear.intercept > MASKED / 2,

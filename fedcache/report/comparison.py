@@ -90,6 +90,7 @@ class Treatment:
             the values do not vary over them. It is Wilson's interval for one global model, and the interval of
             ``rows_of_run`` for models of clients.
         client_prior: accuracy without and with ``--client-prior``, means over its runs; {} where a run has none.
+        base_to_new: accuracy on base and on new classes and their harmonic mean, as ``client_prior``.
     """
 
     name: str
@@ -101,6 +102,7 @@ class Treatment:
     validation: float | None = None
     test_rows: RowsInterval | None = None
     client_prior: Mapping[str, float | None] = field(default_factory=dict)
+    base_to_new: Mapping[str, float | None] = field(default_factory=dict)
 
     @property
     def known(self) -> Floats:
@@ -419,10 +421,6 @@ def _test_rows(found: PairedBlocks, metric: str, level: float) -> dict[str, Rows
 
 def _treatment(name: str, row: Floats, level: float, runs: Sequence[StoredRun]) -> Treatment:
     """The treatment of one row of values, which are NaN where there is none; ``rank`` is filled in later."""
-    priors = [run.result["accuracy"].get("client_prior", {}) for run in runs]
-    prior = {}
-    if priors and all(priors):
-        prior = {key: float(np.mean([p[key] for p in priors])) for key in priors[0]}
     values = row[~np.isnan(row)]
     mean = float(values.mean())
     std = None
@@ -432,7 +430,27 @@ def _treatment(name: str, row: Floats, level: float, runs: Sequence[StoredRun]) 
     for block in np.flatnonzero(np.isnan(row)):
         each[block] = None
     ends = interval(values, level)
-    return Treatment(name, tuple(each), mean, std, ends, rank=None, client_prior=prior)
+    return Treatment(
+        name,
+        tuple(each),
+        mean,
+        std,
+        ends,
+        rank=None,
+        client_prior=_means_of(runs, "client_prior"),
+        base_to_new=_means_of(runs, "base_to_new"),
+    )
+
+
+def _means_of(runs: Sequence[StoredRun], section: str) -> dict[str, float]:
+    """Means over runs of the accuracies in a section of a result; none of those that a run lacks."""
+    means = {}
+    found = [run.result["accuracy"].get(section, {}) for run in runs]
+    for name in dict.fromkeys(itertools.chain(*found)):
+        values = [one.get(name) for one in found]
+        if name != "per_seed" and None not in values:
+            means[name] = float(np.mean(values))
+    return means
 
 
 def _p(test: str, one: Floats, other: Floats, over: str) -> float | None:

@@ -104,9 +104,10 @@ def values(c: Comparison) -> Sheet:
         ("rank", ranks),
         ("validation %", [_two(t.validation, 100) for t in runs]),
     ]
-    for key in dict.fromkeys(itertools.chain(*(t.client_prior for t in runs))):
+    more = [{**t.client_prior, **t.base_to_new} for t in runs]
+    for key in dict.fromkeys(itertools.chain(*more)):
         name = key.replace("_", " ")
-        columns.append((f"{name} %", [_two(t.client_prior.get(key), 100) for t in runs]))
+        columns.append((f"{name} %", [_two(one.get(key), 100) for one in more]))
     if c.over == HELD_OUT and len(c.blocks) <= MOST_BLOCKS:
         each = zip(*(t.values for t in runs), strict=True)
         for block, accuracies in zip(c.blocks, each, strict=True):

@@ -87,6 +87,7 @@ _CLIENT_OPTIONS = (
     "eval_clients",
     "client_prior",
     "stages",
+    "base_classes",
 )
 USUAL = {f.name: f.default for f in fields(TrainConfig) if f.name in _CLIENT_OPTIONS}
 """Option of participating and scored clients -> its default. A run shows only values that differ from the default."""

@@ -32,6 +32,7 @@ from fedcache.federate.methods import wants_encoders
 from fedcache.federate.partition.partition import Client, Partition
 from fedcache.parsing import counted, slug_of
 from fedcache.progress import Observer
+from fedcache.runs.base_to_new import NewClasses
 from fedcache.runs.spec import ResolvedRun, hyperparameters, resolve_run
 from fedcache.runs.store_choice import backbones_of, images_for
 from fedcache.store.files import digest_of, sha256_hex
@@ -333,6 +334,7 @@ class RunInputs:
     choices: Mapping[str, Any] = field(default_factory=dict)
     # of the privacy that runs spend; None if no private run is allowed
     ledger: Path | None = None
+    new_classes: NewClasses | None = None  # None if the run has all classes
 
     @property
     def data(self) -> Data:

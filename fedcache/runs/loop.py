@@ -38,6 +38,7 @@ from fedcache.models.calibrate import temperature_of
 from fedcache.parsing import seeds_text
 from fedcache.process import Stop
 from fedcache.progress import Detail, Observer, Silent, piece_of_work
+from fedcache.runs.base_to_new import base_to_new, check_base_to_new, split_data
 from fedcache.runs.directory import (
     DamagedRunError,
     RunDirectory,
@@ -245,6 +246,8 @@ def prepare_run(
     """
     method = method or named_method(config)
     settings = hyperparameters(method, config)
+    if config.base_classes is not None:
+        check_base_to_new(config, method, settings)
     seeds = parse_seeds(config.seeds)
     began = time.perf_counter()
     extract_seconds = source.open(method, settings)
@@ -261,6 +264,12 @@ def prepare_run(
     if features.data.text is not None and isinstance(source, OneStore):
         check_text(source.store, features.arrays[0])
     domains, classes = source.names()
+    new_classes = None
+    if isinstance(source, StoreRows) and source.base is not None:
+        samples = source.store.samples
+        data, new_classes = split_data(features.data, source.base, samples, config.domain)
+        features = replace(features, data=data)
+        classes = classes[: source.base]
     load_seconds = time.perf_counter() - began - extract_seconds
     return RunInputs(
         method=method,
@@ -277,6 +286,7 @@ def prepare_run(
         choices=source.choices(features.arrays),
         seconds={"extract": extract_seconds, "load": load_seconds},
         ledger=ledger,
+        new_classes=new_classes,
     )
 
 
@@ -695,6 +705,9 @@ class OpenRun:
         if stages > 1:
             run = training_run(self.inputs, self.spec, outcome.seed)
             result.stages = stage_scores(run, outcome, partition, stages)
+        if self.inputs.new_classes is not None:
+            run = training_run(self.inputs, self.spec, outcome.seed)
+            result.base_to_new = base_to_new(run, outcome, self.inputs.new_classes)
         # The rows of sites stay there, so a run over sites has no rows to calibrate on.
         if inputs is None and (wanted or kind != "none"):
             run = training_run(self.inputs, self.spec, outcome.seed)

@@ -131,6 +131,7 @@ def make_partition(
     name: str | None = None,
     save: bool = True,
     replace: bool = False,
+    base: int | None = None,
     **arguments: Any,
 ) -> Partition:
     """Assign the store's readable rows to clients and save the partition in the store.
@@ -146,12 +147,22 @@ def make_partition(
         name: to save it under; default from scheme, arguments and seed (``dirichlet-a0.1-m100-s0``).
         save: whether to save it.
         replace: whether it may replace another partition of that name.
+        base: number of the first classes whose rows are assigned; None for all.
         arguments: of the scheme.
     """
     scheme, arguments = need_scheme(scheme, with_whole_value(store, arguments))
     typed = typed_arguments(scheme, arguments)
     check_held_out_domains(store, typed)
-    made = parts.make(scheme, columns_of(store), seed=seed, **typed)
+    columns = columns_of(store)
+    if base is not None:
+        in_base = (columns.label >= 0) & (columns.label < base)
+        columns = dataclasses.replace(
+            columns,
+            ok=(columns.ok == 1) & in_base,
+            label=np.where(in_base, columns.label, -1),
+            classes=columns.classes[:base],
+        )
+    made = parts.make(scheme, columns, seed=seed, **typed)
     if save:
         save_partition(store, made, name or made.default_name(), replace=replace)
     return made
@@ -322,10 +333,12 @@ def partition_seeds(
     *,
     repartition: bool,
     observer: Observer,
+    base: int | None = None,
 ) -> tuple[dict[int, Partition], str | None]:
     """The partition of each seed, and the name of a saved one.
 
-    Without a saved partition, the scheme makes one for all seeds, or one for each with ``repartition``.
+    Without a saved partition, the scheme makes one for all seeds, or one for each with ``repartition``. ``base`` is as
+    in ``make_partition``.
     """
     if train.partition is not None:
         loaded = load_partition(store, train.partition)
@@ -344,7 +357,9 @@ def partition_seeds(
         if repartition:
             partition_seed = seed
         try:
-            made[seed] = make_partition(store, scheme, seed=partition_seed, save=False, **arguments)
+            made[seed] = make_partition(
+                store, scheme, seed=partition_seed, save=False, base=base, **arguments
+            )
         except InfeasibleError as error:
             # Only defaults are scaled down. Values of the user are refused, with the value that works.
             defaults = config.scheme is None and config.clients is None and not config.options
@@ -353,7 +368,9 @@ def partition_seeds(
             scaled = ", ".join(f"{name} {value}" for name, value in error.instead.items())
             observer.note(f"{error.message} fedcache uses {scaled} instead.")
             arguments = {**arguments, **error.instead}
-            made[seed] = make_partition(store, scheme, seed=partition_seed, save=False, **arguments)
+            made[seed] = make_partition(
+                store, scheme, seed=partition_seed, save=False, base=base, **arguments
+            )
     first = next(iter(made.values()))
     observer.note(Detail(first.summary() + "."))
     report_notes(first, observer)

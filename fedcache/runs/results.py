@@ -25,6 +25,7 @@ from fedcache.federate.partition.partition import Partition
 from fedcache.parsing import as_lists
 from fedcache.plugins import Plugin
 from fedcache.progress import VALIDATION_ACCURACY
+from fedcache.runs.base_to_new import harmonic_mean
 from fedcache.runs.events import number
 from fedcache.runs.features import RunInputs
 from fedcache.runs.identity import Identity
@@ -84,6 +85,7 @@ class SeedResult:
     zero_shot: float | None = None
     client_prior: dict[str, float] | None = None  # accuracy without and with the client prior
     stages: dict[str, Any] | None = None  # ``stage_scores``; None for a single stage
+    base_to_new: dict[str, Any] | None = None  # as ``base_to_new``; None if the run has all classes
     # how often each test row was classified correctly; None if the rows are secret or too many
     test_rows: TestRows | None = None
     partition: dict[str, Any] = field(default_factory=dict)  # its ``partition_facts``
@@ -440,6 +442,16 @@ def _accuracy(
         section["stages"] = {
             **_means([{name: found[name] for name in STAGE_FIGURES} for found in stages]),
             "per_seed": stages,
+        }
+    generalised = [seed.base_to_new for seed in seeds if seed.base_to_new is not None]
+    if generalised:
+        base = _mean([found["base"] for found in generalised])
+        new = _mean([found["new"] for found in generalised])
+        section["base_to_new"] = {
+            "base": base,
+            "new": new,
+            "harmonic_mean": harmonic_mean(base, new),
+            "per_seed": generalised,
         }
     return section
 

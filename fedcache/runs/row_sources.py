@@ -30,6 +30,7 @@ from fedcache.federate.partition.client_table import (
 from fedcache.federate.partition.partition import Client, Partition
 from fedcache.process import Stop
 from fedcache.progress import Observer
+from fedcache.runs.base_to_new import count_base_classes
 from fedcache.runs.features import (
     RunFeatures,
     RunInputs,
@@ -196,6 +197,13 @@ class StoreRows(OneStore):
         return keys
 
     @property
+    def base(self) -> int | None:
+        """Number of base classes; None if the run has all classes. Raises UsageError as ``count_base_classes``."""
+        if self.config.base_classes is None:
+            return None
+        return count_base_classes(self.config.base_classes, self.store.samples.classes)
+
+    @property
     def draws_for_each_seed(self) -> bool:
         """Whether every seed draws its own partition."""
         return self.preparation.repartition and self.config.partition is None
@@ -212,6 +220,7 @@ class StoreRows(OneStore):
             method.defaults,
             config.partition,
             config.domain,
+            self.base,
             str(self.partition),
             tuple(seeds),
             p.repartition,
@@ -226,6 +235,7 @@ class StoreRows(OneStore):
                     seeds,
                     repartition=p.repartition,
                     observer=p.observer,
+                    base=self.base,
                 )
         by_seed, name = p.cache.partitions[key]
         if p.whole:
@@ -235,6 +245,11 @@ class StoreRows(OneStore):
         rows = all_train_rows(first.clients)
         self._trained_rows = rows
         need_labels(method, self.store, rows)
+        if self.base is not None and (samples.label[rows] >= self.base).any():
+            raise UsageError(
+                f"The partition {config.partition} has training rows of new classes.",
+                "Leave --partition out, or leave --base-classes out.",
+            )
         warning = single_class_warning(method, samples.label[rows], samples.classes)
         if warning is not None and warning not in p.cache.warned:
             p.cache.warned.add(warning)

@@ -328,6 +328,8 @@ class ResolvedRun:
             identity["client_prior"] = requested.client_prior
         if requested.stages > 1:
             identity["stages"] = requested.stages
+        if requested.base_classes is not None:
+            identity["base_classes"] = requested.base_classes
         if requested.client_backbones:
             identity["client_backbones"] = list(requested.client_backbones)
         if requested.client_set:

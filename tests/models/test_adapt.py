@@ -14,7 +14,7 @@ from torch.nn.functional import normalize, one_hot
 import fedcache as fc
 from fedcache.errors import Exit, UsageError
 from fedcache.heads.losses import MASKED
-from fedcache.models.adapt import ADAPTATIONS, Head, resolve
+from fedcache.models.adapt import ADAPTATIONS, ScaledHead, resolve
 from fedcache.store.store import Store
 
 C = 5
@@ -32,7 +32,7 @@ def head_of(seed=0, *, unit=False):
         W = 100 * W / np.linalg.norm(W, axis=-1, keepdims=True)
         W *= 0.06
         b *= 0
-    return Head(W, b, np.ones(C, bool)), x
+    return ScaledHead(W, b, np.ones(C, bool)), x
 
 
 def found(name, head, x, batch, **given):
@@ -82,7 +82,7 @@ def test_t3a_predicts_as_the_released_code(batch, most):
 
 def test_supports_of_hand_worked_rows():
     """With one support, class 1 replaces its weight by the surer first row, and class 0 keeps its weight."""
-    head = Head(np.eye(2), np.zeros(2), np.ones(2, bool))
+    head = ScaledHead(np.eye(2), np.zeros(2), np.ones(2, bool))
     x = np.array([[3.0, 4.2], [0.9, 0.89]])
     # Entropies: 0.541 and 0.693 of the rows, 0.582 of the weights. Class 1 becomes (0.581, 0.814), so the second row
     # has the scores 0.9 and 1.247.
@@ -98,7 +98,7 @@ def test_a_class_that_is_never_predicted_stays_so():
     b[2] = MASKED
     W = head.W.copy()
     W[2] = 0
-    masked = Head(W, b, np.arange(C) != 2)
+    masked = ScaledHead(W, b, np.arange(C) != 2)
     for name in ("t3a", "tent"):
         predicted = found(name, masked, -np.abs(x), 6)
         assert 2 not in predicted
@@ -212,7 +212,7 @@ def scaled_head(model, width, temperature):
     """The head of a loaded model from its scores of 0 and of the unit vectors."""
     b, *rows = np.asarray(model.scores(np.eye(width + 1, width, -1, dtype=np.float32)), float)
     b = b / temperature
-    return Head((np.array(rows) / temperature - b).T, b, np.ones(len(b), bool))
+    return ScaledHead((np.array(rows) / temperature - b).T, b, np.ones(len(b), bool))
 
 
 @pytest.mark.parametrize("name", ["t3a", "tent"])

@@ -160,6 +160,7 @@ def test_the_result_format_names_every_key_of_a_result(tmp_path):
         "accuracy.zero_shot",
         "accuracy.client_prior",
         "accuracy.stages",
+        "accuracy.base_to_new",
         "trust",
         "participants",
         "timing",

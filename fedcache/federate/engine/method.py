@@ -357,6 +357,8 @@ class Method:
             leak that some released code has. The engine warns about it.
         by_similarity: (hp) -> True if ``predict`` returns similarities to prototypes. They have no scale to which
             log-probabilities could be added, so the method takes no client prior.
+        scores_new_classes: (hp) -> True if no tensor of the server depends on the classes of the training, so that the
+            model scores other classes by their texts (``--base-classes``).
         caution: (hp) -> warnings at the start of a run under these switches.
         notice: (pooled up, ctx) -> a sentence that a user should know about this round, or "". The engine shows the
             first one of a run as a warning.
@@ -410,6 +412,7 @@ class Method:
     zero_shot: ZeroShot = no_zero_shot
     reads_test: Callable[[Hp], bool] = lambda _hp: False
     by_similarity: Callable[[Hp], bool] = lambda _hp: False
+    scores_new_classes: Callable[[Hp], bool] = lambda _hp: False
     caution: Callable[[Hp], Sequence[str]] = lambda _hp: ()
     notice: Callable[[Tree, Ctx], str] = lambda _up, _ctx: ""
     settle: Settle = as_given

@@ -52,6 +52,7 @@ METHOD = Method(
     fit=lambda _down, _state, _data, _ctx: ({}, {}),
     uploads=sends_nothing,
     predict=predict,
+    scores_new_classes=lambda _hp: True,
     needs=frozenset({"text"}),
     gradient=False,
     one_shot=True,

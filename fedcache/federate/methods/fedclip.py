@@ -145,6 +145,7 @@ METHOD = Method(
     uploads=server_tensors(names),
     predict=predict,
     zero_shot=model.by_text,
+    scores_new_classes=lambda _hp: True,
     embed=embed,
     needs=frozenset({"labels", "text"}),
     trainable=count_of(*NAMES),

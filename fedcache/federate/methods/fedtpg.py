@@ -252,6 +252,7 @@ METHOD = Method(
     executions=("sequential",),
     check=check,
     zero_shot=prompts.zero_shot,
+    scores_new_classes=lambda _hp: True,
     diagnose=moved,
     trainable=lambda server, _state: sum(t.numel() for t in server.values()),
     paper_count=None,

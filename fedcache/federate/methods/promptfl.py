@@ -116,6 +116,7 @@ METHOD = Method(
     check=prompts.check,
     trainable=count_of(*NAMES),
     zero_shot=prompts.zero_shot,
+    scores_new_classes=lambda hp: not hp["csc"],
     diagnose=prompts.moved,
     paper_count=None,
     page=MethodPage(

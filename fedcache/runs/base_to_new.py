@@ -1,0 +1,156 @@
+"""Base-to-new generalisation: train on the base classes, and also score new classes by their texts.
+
+Zhou et al., "Conditional prompt learning for vision-language models" (CoCoOp), CVPR 2022. The first half of the
+classes, in the order of their labels, are the base classes: ceil(C / 2) of C, as in the released code
+(``subsample_classes`` of github.com/KaiyangZhou/CoOp). The run has only rows of these classes. Its accuracy is that on
+their test rows, among the base classes. Then the trained tensors get the texts of the other classes, the new classes.
+The new accuracy is that on the test rows of the new classes, among the new classes. H = 2 base new / (base + new) is
+the harmonic mean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedcache.config import TrainConfig
+from fedcache.errors import StoreError, UsageError
+from fedcache.federate.engine.client_data import Data
+from fedcache.federate.engine.hyperparameters import Value
+from fedcache.federate.engine.method import Method
+from fedcache.federate.engine.outcome import TrainingOutput
+from fedcache.federate.engine.run import TrainingRun
+from fedcache.federate.methods import METHODS
+from fedcache.parsing import whole_number
+from fedcache.runs.stages import predictions
+from fedcache.store.samples import Samples
+from fedcache.tables.splits import TEST
+
+
+@dataclass(frozen=True)
+class NewClasses:
+    """The classes that a run is not trained on."""
+
+    label: NDArray[np.int64]  # [n] of the test rows, by number of the new class
+    rows: NDArray[np.int64]  # [n] of the store
+    classes: int
+    text: Tensor | None  # [C, D] text features; None for a method that reads none
+    names: tuple[str, ...]  # in the spelling of prompts; () for a method without live encoders
+
+
+def check_base_to_new(config: TrainConfig, method: Method, settings: Mapping[str, Value]) -> None:
+    """Raise UsageError for a method that cannot score new classes, and for client stores, which have all classes."""
+    if not generalises(method, settings):
+        suited = [m.name for m in METHODS.values() if generalises(m, m.resolve())]
+        listed = ", ".join(suited)
+        raise UsageError(
+            f"--base-classes needs one global model that scores classes by their texts alone, but {method.name} "
+            "with these settings cannot score classes that it was not trained on.",
+            f"Methods that can: {listed}.",
+        )
+    if config.clients_from is not None:
+        raise UsageError(
+            "--base-classes assigns the rows of the base classes, but client stores have fixed rows.",
+            "Train on the store from which the client stores were made.",
+        )
+
+
+def generalises(method: Method, settings: Mapping[str, Value]) -> bool:
+    """Whether a method has one global model that scores classes by their texts alone."""
+    return method.scores_new_classes(settings) and method.protocol(settings) == "global"
+
+
+def count_base_classes(option: str, classes: Sequence[str]) -> int:
+    """Number of base classes: ``half`` (rounded up), or the given number.
+
+    Raises UsageError for another word, and if no base class or no new class would be left.
+    """
+    total = len(classes)
+    count = whole_number(option)
+    if option == "half":
+        count = math.ceil(total / 2)
+    if count is None or not 0 < count < total:
+        raise UsageError(
+            f"--base-classes is {option!r}, but there are {total:,} classes, and at least one must be a base class "
+            "and one a new class.",
+            "--base-classes half",
+        )
+    return count
+
+
+def split_data(
+    data: Data, base: int, samples: Samples, domains: Sequence[str]
+) -> tuple[Data, NewClasses]:
+    """The data of the first ``base`` classes, in which other rows have no label, and the new classes.
+
+    The test rows of new classes are those of the test split, or all of their rows if the store has no test split.
+    ``domains`` are those of the run; () for all. Raises StoreError if the new classes have no test rows.
+    """
+    readable = samples.ok == 1
+    if domains:
+        names = np.array(samples.domains)[samples.domain]
+        readable &= np.isin(names, domains)
+    new = readable & (samples.label >= base)
+    if (readable & (samples.split == TEST)).any():
+        new &= samples.split == TEST
+    rows = np.flatnonzero(new)
+    if not len(rows):
+        raise StoreError(
+            "The new classes have no test rows.", "Use another number of --base-classes."
+        )
+    text = None
+    text_of_base = None
+    if data.text is not None:
+        text_of_base = data.text[:base]
+        text = data.text[base:]
+    label = samples.label[rows].astype(np.int64) - base
+    found = NewClasses(label, rows, data.classes - base, text, data.names[base:])
+    y = data.y.where(data.y < base, -1)
+    kept = replace(data, y=y, classes=base, text=text_of_base, names=data.names[:base])
+    return kept, found
+
+
+def base_to_new(run: TrainingRun, out: TrainingOutput, new: NewClasses) -> dict[str, Any]:
+    """Accuracies as fractions, ``base``, ``new``, ``harmonic_mean``, and ``new_rows``, test rows of new classes.
+
+    Args:
+        run: on the base classes.
+        out: of the run, with one global model.
+        new: the other classes.
+    """
+    model = out.deployed(None)
+    base = out.evaluation.global_accuracy
+    assert model is not None
+    env = model.ctx.env
+    text = new.text
+    if text is not None and env.text is not None:
+        text = text.to(env.text)
+    env = replace(env, classes=new.classes, text=text, names=new.names)
+    ctx = replace(model.ctx, env=env)
+    with torch.no_grad():
+        down = model.method.deploy(out.broadcast(), {}, model.data, ctx)
+    none_absent = torch.zeros(new.classes, dtype=torch.bool)
+    predicted = predictions(replace(model, down=down, ctx=ctx), run, new.rows, none_absent)
+    accuracy = float((predicted == new.label).mean())
+    return {
+        "base": base,
+        "new": accuracy,
+        "harmonic_mean": harmonic_mean(base, accuracy),
+        "new_rows": len(new.rows),
+    }
+
+
+def harmonic_mean(base: float | None, new: float | None) -> float | None:
+    """2 base new / (base + new); 0 if both are 0, None if one is unknown."""
+    if base is None or new is None:
+        return None
+    if not base + new:
+        return 0.0
+    return 2 * base * new / (base + new)
