@@ -159,9 +159,8 @@ def hyperparameters(method: Method, config: TrainConfig) -> dict[str, Value]:
 
 def with_schedule_rounds(settings: Mapping[str, Value], rounds: int) -> dict[str, Value]:
     """Hyperparameters whose schedule has the length of the run, unless a setting gives its length."""
-    if "sched_rounds" in settings and settings["sched_rounds"] is None:
-        return {**settings, "sched_rounds": rounds}
-    return dict(settings)
+    unset = [k for k in ("sched_rounds", "calibrate_at") if settings.get(k, rounds) is None]
+    return {**settings, **dict.fromkeys(unset, rounds)}
 
 
 def setting_notes(method: Method, config: TrainConfig) -> list[str]:

@@ -143,6 +143,8 @@ def test_a_schedule_lasts_as_long_as_the_run_unless_it_says_how_long():
     config = TrainConfig(method="promptfl")
     assert hyperparameters(method, config)["sched_rounds"] == method.defaults.rounds
     assert hyperparameters(method, replace(config, rounds=7))["sched_rounds"] == 7
+    config = TrainConfig(method="ccvr", rounds=7)
+    assert hyperparameters(METHODS["ccvr"], config)["calibrate_at"] == 7
 
 
 def test_a_private_run_has_no_batchnorm_unless_it_is_asked_for_by_name():

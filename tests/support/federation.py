@@ -218,6 +218,8 @@ VARIANTS = cases_of(
     gda proto_view=aug alpha=0.5
     feddyn alpha_by=rows clip=0.5 alpha=0.2 dim=5 batch=16 bn=true
     fedlc denominator=exclude tau=0.5 head=linear opt=sgd lr=0.01 batch=16
+    ccvr calibrate_at=2 virtual=8 cal_epochs=2 batch=16 dim=5
+    ccvr head=linear calibrate_at=1 virtual=8 virtual_of=share cal_epochs=2 batch=16 agg=uniform
     """
 )
 """Switches away from their defaults; every choice that a law could break appears at least once."""

@@ -266,7 +266,7 @@ def run_points(
             opened.callback(job.states.close)
             jobs.append(job)
             if state is None:
-                job.start()
+                job.start(spec.rounds)
                 records.append([])
             else:
                 records.append(resume_job(job, state, table))

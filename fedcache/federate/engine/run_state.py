@@ -131,8 +131,7 @@ def eligible_clients(
                 f"clients that {why} are skipped; their names are not shown, because this run is private"
             )
         else:
-            first = np.flatnonzero(skipped)[:5].tolist()
-            listed = ", ".join(names[i] for i in first)
+            listed = ", ".join(names[i] for i in np.flatnonzero(skipped)[:5].tolist())
             if count > 5:
                 listed += " .."
             warnings.append(f"{count} of {len(clients)} clients {why} and are skipped: {listed}")
@@ -274,12 +273,13 @@ class RunState:
                 self.trust.privacy, seed, (identity, method.name), hp, self.training_clients
             )
         self.attackers = frozenset[int]()
-        if self.trust.attack is not None:
+        attack = self.trust.attack
+        if attack is not None:
             names = self.client_names
-            self.attackers = self.trust.attack.attackers(names, seed)
+            self.attackers = attack.attackers(names, seed)
             if not self.attackers:
                 self.warnings.append(
-                    f"--attack {self.trust.attack.text}: this share of {len(names)} clients is less than one "
+                    f"--attack {attack.text}: this share of {len(names)} clients is less than one "
                     "client, so no client is malicious"
                 )
         self.labels: Tensor | None = None
@@ -304,8 +304,7 @@ class RunState:
         self.lost: list[int] = []  # clients of this round that get the broadcast and send nothing
         # Clients that send in this round and received their broadcast in an earlier one.
         self.early: frozenset[int] = frozenset()
-        eligible_rows = train_sizes(self.training_clients)[self.eligible].sum()
-        self.train_bytes = int(eligible_rows) * self.data.x[:1].nbytes
+        self.train_bytes = int(self.client_rows[self.eligible].sum()) * self.data.x[:1].nbytes
         if self.public:
             public = torch.from_numpy(self.train_rows(0)).to(data.x.device)
             self.public_columns = FeatureColumns(self.data.x[public])
@@ -331,8 +330,11 @@ class RunState:
         self.warnings += warnings
         return kept
 
-    def start(self) -> None:
-        """Check the hyperparameters against the data, and make the server's first tensors."""
+    def start(self, rounds: int = 1) -> None:
+        """Check the hyperparameters against the data, and make the server's first tensors.
+
+        ``rounds`` is the run's number of rounds: uploads of the last round may hold other tensors than the first.
+        """
         needs = self.method.reads(self.hp)
         if "text" in needs and self.env.text is None:
             raise StoreError(
@@ -354,9 +356,10 @@ class RunState:
         check_views(self.hp, self.env.views)
         self.method.check(self.hp, self.server_ctx())
         # Contiguous for the reason in ``next_server``.
-        first = self.method.init(self.server_ctx())
-        self.server = {name: t.contiguous() for name, t in first.items()}
-        self.trust.check_uploads(self.method, self.expected_uploads)
+        made = self.method.init(self.server_ctx()).items()
+        self.server = {name: t.contiguous() for name, t in made}
+        for number in (0, rounds - 1):
+            self.trust.check_uploads(self.method, partial(self.expected_uploads, number))
 
     def ctx(self, ids: Sequence[int], axes: int) -> Ctx:
         """The context of clients ``ids``, with a leading client axis (axes=1) or for one client without (axes=0)."""
@@ -460,14 +463,17 @@ class RunState:
         self.lost = self.sampler.lost(self.round, participation)
         return self.sampler.sample(self.round, participation)
 
-    def expected_uploads(self) -> Uploads:
-        """The form of an upload in this round: declared by the method, or derived from a fit of noise.
+    def expected_uploads(self, number: int | None = None) -> Uploads:
+        """The form of an upload in round ``number``, counted from 0 (None: this round).
 
-        Raises UsageError if it is neither declared nor can be derived.
+        It is declared by the method, or derived from a fit of noise. Raises UsageError if it can be neither.
         """
-        if self.method.uploads is not None:
-            return self.method.uploads(self.server, self.server_ctx())
-        return self._probed_uploads
+        ctx = self.server_ctx()
+        if number is not None:
+            ctx = replace(ctx, round=number)
+        if self.method.uploads is None:
+            return self._probed_uploads
+        return self.method.uploads(self.server, ctx)
 
     @cached_property
     def _probed_uploads(self) -> Uploads:
@@ -544,8 +550,7 @@ class RunState:
             tensors = {}
             if isinstance(up, dict):
                 tensors = {k: t for k, t in up.items() if isinstance(t, Tensor)}
-            scalars = sum(t.numel() for t in tensors.values())
-            return scalars, itemsize(tensors)
+            return sum(t.numel() for t in tensors.values()), itemsize(tensors)
 
     def pooled(self, pipeline: UploadPipeline, ids: Sequence[int]) -> Tree:
         """The pooled upload of the round; rejected uploads and warnings are added to the run.

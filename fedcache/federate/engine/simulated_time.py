@@ -306,9 +306,9 @@ class TimedRun(RunState):
         self.staleness: list[int] = []  # of the updates of the last step
         self._groups: list[_Group] | None = None  # of a step that is being computed
 
-    def start(self) -> None:
+    def start(self, rounds: int = 1) -> None:
         """Make the server's first tensors. Raises UsageError if updates of models of different ages cannot be mixed."""
-        super().start()
+        super().start(rounds)
         if self.rule.buffer is None:
             return
         down = self.down()

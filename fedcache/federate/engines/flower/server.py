@@ -147,10 +147,10 @@ class Server:
             trust = replace(trust, on_bad="fail")
         run = RunState(spec.method, hp, spec.data, clients, spec.seed, spec.dtype, trust=trust)
         run.keeps_uploads = self.secure_bound is None and not silent
-        run.start()
         rounds = spec.rounds
         if spec.method.one_shot:
             rounds = 1
+        run.start(rounds)
         shapes = {k: tuple(t.shape) for k, t in run.server.items()}
         made = ServerJob(
             job_id, run, rounds, spec.participation, on_round, leaves_out, shapes=shapes
