@@ -61,6 +61,7 @@ SMALL = {
     "probe_epochs": 6,
     "probe_batch": 16,
     "n_ctx": 2,
+    "synthetic": 20,
 }
 """Sizes of the laws' models, for the methods that have such a switch."""
 
@@ -218,6 +219,7 @@ VARIANTS = cases_of(
     gda proto_view=aug alpha=0.5
     feddyn alpha_by=rows clip=0.5 alpha=0.2 dim=5 batch=16 bn=true
     fedlc denominator=exclude tau=0.5 head=linear opt=sgd lr=0.01 batch=16
+    gh-ofl-trained head=proto-hyper synthetic=20 batch=16 epochs=2 rank=3
     ccvr calibrate_at=2 virtual=8 cal_epochs=2 batch=16 dim=5
     ccvr head=linear calibrate_at=1 virtual=8 virtual_of=share cal_epochs=2 batch=16 agg=uniform
     """

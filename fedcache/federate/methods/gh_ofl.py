@@ -24,8 +24,8 @@ with 100 rows, 4.7 less on the packaged digits with 500 (glyph-clip).
 
 All statistics add up, so the partition does not matter. C counts the classes that any client has; others are never
 predicted. A feature that is constant over all rows is left out (ours): its variance is rounding. A client sends only
-what the head needs. ``lda`` is ``fedcgs`` with nearly the same ridge. The paper's random projections, and its heads
-that are trained on samples drawn in a Fisher subspace (FisherMix, Proto-Hyper), are not implemented.
+what the head needs. ``lda`` is ``fedcgs`` with nearly the same ridge. The paper's heads that are trained on samples
+drawn in a Fisher subspace (FisherMix, Proto-Hyper) are ``gh-ofl-trained``. Its random projections are not implemented.
 
 Checked against the released code (FabioTur-dev/One-Shot-FL, ``server/GH_OFL_server.py``), which is the source of the
 floors and the shrinkage. That code counts absent classes in C, gives them a prior of 1e-12, and computes qda in
