@@ -10,6 +10,10 @@ instead.
 The released FedPCL code has no FedPer, so preset ``official`` uses that code's settings of its other baselines (D-09,
 D-11, D-13; docs/readings.md).
 Special cases: one client is ``solo``, bit for bit; P is the only upload.
+
+FedSim (Pillutla et al., "Federated learning with partial model personalization", ICML 2022) is this method, with Q as
+the personal part and plain SGD (D-112; see tests/). Its FedAlt is ``fedrep``. With P as the personal part, FedSim is
+``lg-fedavg``.
 """
 
 from __future__ import annotations
@@ -66,8 +70,9 @@ METHOD = replace(
             its training rows; $n_i$, $N$: rows of client $i$ and of all clients.
         """,
         when="""
-            Use it like `fedrep` if training must be faster: it trains projection and classifier together.
+            Use it like `fedrep` if training must be faster: it trains projection and classifier together. FedSim
+            (Pillutla et al., 2022) is `fedper` with `opt=sgd`, `momentum=0` and `bn=false`.
         """,
-        cite=("arivazhagan2019fedper",),
+        cite=("arivazhagan2019fedper", "pillutla2022partial"),
     ),
 )

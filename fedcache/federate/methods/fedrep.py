@@ -17,6 +17,10 @@ client's Q once more after the last round, which is not done here. Ten epochs on
 whose logit is 0 for every row and never learn again: with ``e_h=10`` take ``logit_head=plain``.
 Both phases start with a fresh optimiser and have their own order of rows. A frozen P with BatchNorm uses its running
 statistics, as it does in inference. Special cases: e_h = 0 never changes a Q, e_b = 0 never changes P.
+
+FedAlt (Pillutla et al., "Federated learning with partial model personalization", ICML 2022) is this method, with Q as
+the personal part, plain SGD and as many epochs of Q as of P (D-112; see tests/). Without BatchNorm its released code,
+facebookresearch/FL_partial_personalization, takes the same steps, but weighs clients by batches instead of rows.
 """
 
 from __future__ import annotations
@@ -140,8 +144,9 @@ METHOD = Method(
         """,
         when="""
             Use it if clients differ in more than their class shares. Compare it with `fed3r` and `--client-prior
-            fitted` first. To predict, a client needs its own saved classifier.
+            fitted` first. To predict, a client needs its own saved classifier. FedAlt (Pillutla et al., 2022) is
+            `fedrep` with `opt=sgd`, `momentum=0`, `bn=false` and the same number for `e_h` and `e_b`.
         """,
-        cite=("collins2021fedrep",),
+        cite=("collins2021fedrep", "pillutla2022partial"),
     ),
 )

@@ -97,6 +97,45 @@ def test_fedrep_is_two_phases_of_torch(opt):
         assert gap(out.states[i], {"Q.W": Q.weight.detach(), "Q.b": Q.bias.detach()}) < 1e-12
 
 
+@pytest.mark.parametrize("name", ["fedrep", "fedper"])
+def test_fedalt_is_fedrep_and_fedsim_is_fedper(name):  # D-112
+    # One combined model whose parts are frozen in turn (FedAlt) or not (FedSim); the server's SGD of rate 1 takes the
+    # mean difference. This is how the released code is written.
+    data, clients = federation(sizes=(20, 33, 7))
+    epochs = {"fedrep": {"e_h": 2, "e_b": 2}, "fedper": {"epochs": 2}}[name]
+    settings = set_to("opt=sgd momentum=0.0 wd=0.0 lr=0.05 batch=16 dim=5 bn=false") | epochs
+    start = go_all(name, settings | dict.fromkeys(epochs, 0), data, clients, rounds=1)
+    out = go_all(name, settings, data, clients, rounds=3)
+    phases = {"fedrep": [("Q", "head"), ("P", "batch")], "fedper": [("PQ", "batch")]}[name]
+    shared = {k: torch.nn.Parameter(t.clone()) for k, t in start.server.items()}
+    personal = {i: dict(start.states[i]) for i in range(3)}
+    server = torch.optim.SGD(shared.values(), lr=1.0)
+    for r in range(3):
+        for p in shared.values():
+            p.grad = torch.zeros_like(p)
+        for i, c in enumerate(clients):
+            whole = {k: p.detach().clone() for k, p in shared.items()} | personal[i]
+            for parts, purpose in phases:
+                for k, t in whole.items():
+                    t.requires_grad_(k[0] in parts)
+                solver = torch.optim.SGD([t for t in whole.values() if t.requires_grad], lr=0.05)
+                for epoch in range(2):
+                    for rows in batches_of(c, 0, r, epoch, purpose):
+                        z = torch.relu(data.x[rows, 0] @ whole["P.W"].T + whole["P.b"])
+                        u = z @ whole["Q.W"].T + whole["Q.b"]
+                        solver.zero_grad()
+                        torch.nn.functional.cross_entropy(u, data.y[rows]).backward()
+                        solver.step()
+            whole = {k: t.detach() for k, t in whole.items()}
+            personal[i] = {k: whole[k] for k in personal[i]}
+            for k, p in shared.items():
+                p.grad += len(c.train) / 60 * (p.detach() - whole[k])
+        server.step()
+    assert gap(out.server, {k: p.detach() for k, p in shared.items()}) < 1e-12
+    assert gap(out.states, personal) < 1e-12
+    assert gap(out.server, start.server) > 1e-3
+
+
 # -- pfedme -----------------------------------------------------------------------------------------------------------
 
 
