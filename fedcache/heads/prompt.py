@@ -82,9 +82,10 @@ def l_aug(z: Tensor, z_g: Tensor, z_prev: Tensor, gamma: float | Tensor) -> Tens
     -log( e^(z.z_g / G) / (e^(z.z_g / G) + e^(z.z_prev / G)) ) = softplus((z.z_prev - z.z_g) / G)
 
     Args:
-        z: [.., N, D] unit rows; the only argument a gradient should reach.
-        z_g: [.., N, D] unit rows made with the prompts received.
-        z_prev: [.., N, D] unit rows made with the client's prompts at the end of its last participation.
+        z: [.., N, D] unit rows; in ATPFL the only argument that a gradient reaches.
+        z_g: [.., N, D] unit rows made with the prompts received, in FedPGP with the template.
+        z_prev: [.., N, D] unit rows made with the client's prompts at the end of its last participation, in FedPGP
+            with its prompt now.
         gamma: G, a number or a tensor that broadcasts against [.., N].
 
     Returns:

@@ -38,6 +38,7 @@ LINEAR = {
     "fedncm",
     "fedntd",
     "fedpft",
+    "fedpgp",
     "fedtpg",
     "fst-cbdg",
     "gda",
@@ -45,6 +46,7 @@ LINEAR = {
     "lp-plus-plus",
     "prograd",
     "promptfl",
+    "promptfolio",
     "soft-means",
 }
 """Methods whose scores are linear in features by default, up to a number that is the same for all classes."""

@@ -35,7 +35,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     """The training of ``promptfl`` with the penalty on the class features [C, D]."""
     fixed = prompts.template_features(ctx.towers.template, ctx)
 
-    def penalty(T: Tensor) -> Tensor:
+    def penalty(T: Tensor, _p: Tree) -> Tensor:
         return ctx.number("kg_weight") * (T - fixed).square().sum(-1).mean()
 
     return promptfl.fit(down, state, data, ctx, penalty)

@@ -19,9 +19,10 @@ template; one client with every row is CoOp. ``local_prompt`` and ``tpfl`` add p
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from fedcache.federate.methods.common import (
@@ -44,11 +45,19 @@ from fedcache.federate.methods.common import (
     whole_server,
     with_official,
 )
-from fedcache.federate.methods.common.prompts import CONTEXT, PROMPT_TRAINING, SCALE
+from fedcache.federate.methods.common.prompts import CONTEXT, PROMPT_TRAINING, SCALE, Names
 from fedcache.heads.losses import cross_entropy
 
 NAMES = ("ctx",)
 """Names of the tensors that are trained, sent and averaged."""
+
+ClassFeatures = Callable[[Tree, Names, Ctx], Tensor]
+"""Function of prompts, the tokens of the class names and the context that returns class features [C, D]."""
+
+
+def shared_features(p: Tree, names: Names, ctx: Ctx) -> Tensor:
+    """Class features t_c [C, D] of the prompt that all clients share."""
+    return prompts.text_features(p["ctx"], names, ctx)
 
 
 def fit(
@@ -56,31 +65,48 @@ def fit(
     state: Tree,
     data: ClientData,
     ctx: Ctx,
-    penalty: Callable[[Tensor], Tensor] | None = None,
+    penalty: Callable[[Tensor, Tree], Tensor] | None = None,
+    features: ClassFeatures = shared_features,
+    trained: Sequence[str] = NAMES,
 ) -> tuple[Tree, Tree]:
     """Cross-entropy of 100 cos(x, t_c) on the client's rows; each step runs every class's prompt through the tower.
 
-    ``penalty`` is a function of the class features [C, D], which is added to the loss.
+    Args:
+        down: the shared prompt, which is the upload after training.
+        state: the client's own prompts, if the method has any, and the state of its optimiser.
+        data: of the client.
+        ctx: of the client.
+        penalty: function of the class features [C, D] and the prompts; its result is added to the loss.
+        features: function that makes the class features of the shared prompt and the client's own.
+        trained: names of the trained prompts.
     """
     names = prompts.class_names(ctx, down["ctx"].shape[-2])
     now = prompts.scheduled(ctx)
 
     def loss(p: Tree, batch: Batch, _down: Tree, batch_ctx: Ctx) -> Tensor:
-        T = prompts.text_features(p["ctx"], names, batch_ctx)
+        T = features(p, names, batch_ctx)
         u = prompts.scale(batch_ctx) * affine(batch["x"], T)
         value = cross_entropy(u, batch["y"], batch["w"])
         if penalty is None:
             return value
-        return value + penalty(T)
+        return value + penalty(T, p)
 
-    # {} instead of the broadcast, because the loss reads only the trained prompt.
-    p = train({**down, **state}, NAMES, ctx.count("epochs"), loss, {}, data, now)
+    # {} instead of the broadcast, because the loss reads only the trained prompts.
+    p = train({**down, **state}, trained, ctx.count("epochs"), loss, {}, data, now)
     return select(p, state), select(p, NAMES)
 
 
-def deploy(down: Tree, _state: Tree, _data: ClientData, ctx: Ctx) -> Tree:
-    """The class features of the prompt, made once per scored model and not once per block of rows."""
-    return {"T": prompts.class_features(down["ctx"], ctx)}
+def deploy(
+    down: Tree,
+    state: Tree,
+    _data: ClientData,
+    ctx: Ctx,
+    features: ClassFeatures = shared_features,
+) -> Tree:
+    """The class features of the prompts, made once per scored model and not once per block of rows."""
+    names = prompts.class_names(ctx, down["ctx"].shape[-2])
+    with torch.no_grad():
+        return {"T": features({**down, **state}, names, ctx)}
 
 
 def predict(down: Tree, _state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:

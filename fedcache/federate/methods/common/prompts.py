@@ -225,8 +225,11 @@ def class_names(ctx: Ctx, n: int) -> Names:
     return Names(tokens.to(ctx.env.dtype), index, ends)
 
 
-def init_context(ctx: Ctx) -> Tensor:
-    """Context vectors [n, E], or [C, n, E] with ``csc``: one draw for all, or the template's words."""
+def init_context(ctx: Ctx, purpose: str = "ctx") -> Tensor:
+    """Context vectors [n, E], or [C, n, E] with ``csc``: one draw for all, or the template's words.
+
+    ``purpose`` names the stream of the draw, for methods with several prompts.
+    """
     tower = ctx.towers.text
     if ctx.hp["ctx_init"] == "words":
         tokens, end = tower.embed([ctx.towers.template.partition("{}")[0]])
@@ -238,7 +241,7 @@ def init_context(ctx: Ctx) -> Tensor:
     shape: tuple[int, ...] = (ctx.count("n_ctx"), tower.width)
     if ctx.hp["csc"]:
         shape = (ctx.env.classes, *shape)
-    return 0.02 * ctx.rng.shared("ctx", lambda g: g.standard_normal(shape))
+    return 0.02 * ctx.rng.shared(purpose, lambda g: g.standard_normal(shape))
 
 
 def moved(
