@@ -31,6 +31,7 @@ LINEAR = {
     "afl",
     "central",
     "clip-zs",
+    "dp-fpl",
     "fed3r",
     "fed3r-prior",
     "fedcgs",

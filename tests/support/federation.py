@@ -204,6 +204,7 @@ VARIANTS = cases_of(
     promptfl n_ctx=3 ctx_pos=middle csc=true train_view=aug reset_opt=false batch=16
     promptfolio n_ctx=2 theta=0.7 csc=true reset_opt=false batch=16
     fedpgp ctx_init=words rank=2 mu=3.0 tau=0.1 csc=true agg=uniform batch=16
+    dp-fpl ctx_init=words csc=true noise=0.0 opt=sgd lr=0.05 epochs=2 batch=16
     pfedprompt n_ctx=2 values=features a=2.0 batch=16
     fedtpg n_ctx=2 depth=1 heads=2 names=all ctx_pos=middle agg=weighted
     tofa prior=equal fusion=half texts=3 tau=0.5 power=1.0

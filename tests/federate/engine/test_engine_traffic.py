@@ -127,8 +127,9 @@ NETWORK = (
     PROMPT + 4 * E + 2 * D + (2 * E * E + 2 * E * D + 4 * E) + (8 * E * E + 8 * E) + (4 * E * E + E)
 )
 SAME |= {
-    "promptfl": PROMPT,
-    "pfedprompt": PROMPT,
+    **dict.fromkeys(
+        ("promptfl", "kgcoop", "prograd", "promptfolio", "fedpgp", "dp-fpl", "pfedprompt"), PROMPT
+    ),
     "fedtpg": NETWORK,
     "tpfl-feat": 2 * D,
     "atpfl-feat": 2 * D,
