@@ -1,6 +1,7 @@
 """What holds for every test: nothing leaves the machine, and nothing touches the user's own folders."""
 
 import errno
+import gc
 import shutil
 import socket
 from collections.abc import Callable
@@ -23,6 +24,8 @@ hypothesis.settings.register_profile("short", derandomize=True, database=None, d
 hypothesis.settings.register_profile("full", derandomize=False, print_blob=True, deadline=None)
 hypothesis.settings.load_profile("full" if FULL else "short")
 
+
+gc.disable()  # until all tests are imported, as nothing of them is garbage
 
 SUITES = {"browser": 600, "durability": 3600, "engines": 900}
 """Folder of tests that is a suite of its own, and its mark -> seconds that one of its tests may take by default."""
@@ -47,6 +50,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if FULL:
         # Some of the kills take half an hour, so they begin first and the other workers take the rest.
         items.sort(key=lambda item: not item.nodeid.startswith("tests/durability/"))
+    # What all tests import stays to the end: the collector of garbage need not look at it each time.
+    gc.freeze()
+    gc.enable()
     for item in items:
         suite = item.nodeid.split("/", 2)[1]
         if suite in SUITES:
