@@ -108,7 +108,7 @@ def _walk(node: ast.AST, kind: str) -> Iterator[tuple[ast.Import | ast.ImportFro
         inner = kind
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             inner = "function"
-        elif isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+        elif isinstance(child, ast.If) and getattr(child.test, "id", "") == "TYPE_CHECKING":
             inner = "typing"
         if isinstance(child, ast.Import | ast.ImportFrom):
             yield child, inner

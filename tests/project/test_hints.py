@@ -4,6 +4,7 @@ import ast
 import itertools
 import re
 import shlex
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -85,9 +86,8 @@ def _is_a_command(line):
 
 def texts(source, where):
     """The strings of a module but docstrings and patterns; of a choice between constants in an f-string, each."""
-    tree = ast.parse(source)
-    _put_back_named_words(tree)
-    nodes = list(ast.walk(tree))
+    nodes = list(ast.walk(ast.parse(source)))
+    _put_back_named_words(nodes)
     inner = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
     unread = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     unread |= {id(part) for node in nodes if _is_a_pattern(node) for part in node.args}
@@ -108,19 +108,20 @@ def texts(source, where):
             yield Text(f"{where}:{node.lineno}", f"`{line}`", [], False)
 
 
-def _put_back_named_words(tree):
+def _put_back_named_words(nodes):
     """In f-strings, replace a name by the word that its function gives it: a constant, or a value that is quoted."""
-    for function in ast.walk(tree):
+    for function in nodes:
         if not isinstance(function, ast.FunctionDef):
             continue
+        inside = list(ast.walk(function))
         given = {}
-        for node in ast.walk(function):
+        for node in inside:
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 given.setdefault(node.targets[0].id, []).append(node.value)
         words = {
             name: values[0] for name, values in given.items() if all(map(_is_one_word, values))
         }
-        for node in ast.walk(function):
+        for node in inside:
             if isinstance(node, ast.FormattedValue) and isinstance(node.value, ast.Name):
                 node.value = words.get(node.value.id, node.value)
 
@@ -160,12 +161,16 @@ def _joined(where, parts, message):
     return Text(where, text, values, message)
 
 
-TEXTS = [
-    text
-    for path in sorted(PACKAGE.rglob("*.py"))
-    for text in texts(content(path), str(path.relative_to(ROOT)))
-]
-OPTIONS = known_options() | OF_OTHERS
+# It takes seconds, and every process of pytest imports this file.
+@cache
+def texts_of_the_package():
+    return [
+        text
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for text in texts(content(path), str(path.relative_to(ROOT)))
+    ]
+
+
 VARIABLES = {
     word
     for path in PACKAGE.rglob("*.py")
@@ -179,7 +184,7 @@ def lost_options(text):
     return (
         []
         if OPTION.fullmatch(said)
-        else [word for word in OPTION.findall(said) if word not in OPTIONS]
+        else [word for word in OPTION.findall(said) if word not in known_options() | OF_OTHERS]
     )
 
 
@@ -207,12 +212,12 @@ LAWS = {
 
 @pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
 def test_every_hint_can_be_typed_as_it_is_printed(law):
-    wrong = [f"{text.where}: {fault}" for text in TEXTS for fault in law(text)]
+    wrong = [f"{text.where}: {fault}" for text in texts_of_the_package() for fault in law(text)]
     assert not wrong, "\n".join(wrong)
 
 
 def test_the_law_reads_the_hints_of_the_package():
-    lines = [line for text in TEXTS for line, _ in spans(text.text)]
+    lines = [line for text in texts_of_the_package() for line, _ in spans(text.text)]
     assert len([line for line in lines if line.startswith("fedcache ")]) > 250
 
 

@@ -37,6 +37,7 @@ needs_python_311 = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @needs_python_311
 def test_the_code_does_not_grow_and_the_package_gets_no_denser(house):
     tokens = house.grouped_tokens()

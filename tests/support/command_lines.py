@@ -201,6 +201,7 @@ def hints_of_the_package():
         yield seen
 
 
+@cache
 def known_options():
     """Every option of every command."""
     found = {"--help", "--version"}
