@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from draws import FULL
 from float64 import eye, ones
 from refusal import training_error
 
@@ -35,8 +36,8 @@ def refused(way, A, size=None):
 @either_way
 @pytest.mark.parametrize("mean", [0.0, 30.0])
 @pytest.mark.parametrize(("rows", "features"), [(39, 40), (2, 3), (9, 10)])
-def test_fewer_rows_than_features_are_refused_in_each_of_200_draws(way, rows, features, mean):
-    for seed in range(200):
+def test_fewer_rows_than_features_are_refused_in_each_draw(way, rows, features, mean):
+    for seed in range(200 if FULL else 40):
         z = np.random.default_rng(seed).standard_normal((rows, features)) + mean
         works = refused(way, system(z))
         assert torch.isfinite(way(system(z), ones(features, 1), works)).all()

@@ -103,7 +103,7 @@ def error_of(predictor, scores, label):
     return calibration_error(bin_sums(p[np.arange(len(p)), guess], guess == label))
 
 
-SLOW = {"flesd": [pytest.mark.slow]}
+SLOW = dict.fromkeys(("flesd", "flesd-head", "tpfl-feat"), pytest.mark.slow)
 CASES = [pytest.param(name, True, marks=SLOW.get(name, ())) for name in tried(ONE_MODEL)]
 CASES += [pytest.param(name, False) for name in tried(CLOSED)]
 

@@ -62,6 +62,7 @@ SMALL = {
     "probe_batch": 16,
     "n_ctx": 2,
     "synthetic": 20,
+    "lbfgs_steps": 60,
 }
 """Sizes of the laws' models, for the methods that have such a switch."""
 

@@ -19,8 +19,9 @@ import pytest
 import torch
 from command import fedcache, ok
 from command_lines import COMMANDS
+from draws import examples
 from failing_command import must_fail
-from hypothesis import Phase, example, given, settings
+from hypothesis import Phase, example, given
 from hypothesis import strategies as st
 from made_path import place_of
 from make_images import encoded
@@ -314,7 +315,7 @@ OTHERS = st.dictionaries(
 
 
 # Every example writes and reads twelve files, so that shrinking one would take minutes.
-@settings(max_examples=25, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@examples(8, 25, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(st.data())
 def test_a_table_means_the_same_through_every_door(tmp_path_factory, data):
     rows = np.random.default_rng(data.draw(st.integers(0, 9))).permutation(ROWS)

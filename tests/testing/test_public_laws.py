@@ -150,38 +150,29 @@ WRONG = {
 }
 
 
+def checks_of(law, *method_and_settings):
+    """The checks of one law."""
+    checks = testing.method_laws(*method_and_settings)
+    return [check for check in checks if check.name.startswith(f"{law}[")]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("what", WRONG)
 def test_a_wrong_method_breaks_its_law(what):
     method, law = WRONG[what]
     right = METHODS[method.name.replace("wrong", "fedavg")]
-    wrong, kept = (
-        broken(
-            [
-                check
-                for check in testing.method_laws(m, settings)
-                if check.name.startswith(f"{law}[")
-            ]
-        )
-        for m, settings in ((method, LINEAR if method.gradient else None), (right, None))
-    )
-    assert wrong == {law}
-    assert kept == set()
+    settings = LINEAR if method.gradient else None
+    assert broken(checks_of(law, method, settings)) == {law}
+    assert broken(checks_of(law, right)) == set()
 
 
-UNEVEN = ["feddisco", "feddyn", "fedclip", "scaffold", "fedavg-simclr"]
-"""Methods that declare ``uneven_rows`` and train one model by plain steps."""
-
-
-@pytest.mark.parametrize(
-    "name", [n if n == "scaffold" else pytest.param(n, marks=pytest.mark.slow) for n in UNEVEN]
-)
+# They declare ``uneven_rows`` and train one model by plain steps.
+@pytest.mark.parametrize("name", ["feddisco", "feddyn", "fedclip", "scaffold", "fedavg-simclr"])
 def test_where_rows_do_not_count_the_same_the_law_fails(name):
     method = METHODS[name]
     assert method.uneven_rows
-    assert broken(testing.method_laws(replace(method, uneven_rows=""))) == {
-        "all_rows_count_the_same"
-    }
+    law = "all_rows_count_the_same"
+    assert broken(checks_of(law, replace(method, uneven_rows=""))) == {law}
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from draws import examples
 from federation import rows_trained
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -105,7 +106,7 @@ NATURAL_ARGUMENTS = (
 
 
 @pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
-@settings(max_examples=40)
+@examples(15, 200)
 @given(
     data=st.data(),
     columns=any_columns(),

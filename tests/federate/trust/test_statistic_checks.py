@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from draws import FULL
-from federation import federation, fitted, run, scaled, small
+from federation import federation, fitted, run, scaled, small, tiny
 from float64 import doubles
 from setting_lines import cases_of
 
@@ -116,12 +116,12 @@ def seen_uploads(name, settings, data, clients, *, refused=Exit.FEDERATED, **how
 
 @pytest.mark.slow
 def test_every_method_that_declares_a_statistic_is_tried():
-    data, clients = federation()
+    pair = tiny()
     declaring = {
         name
         for name, method in METHODS.items()
         if method.uploads is not None
-        for sent in seen_uploads(name, {}, data, clients, refused=Exit.USAGE)[1].values()
+        for sent in seen_uploads(name, {}, *pair, refused=Exit.USAGE)[1].values()
         if sent.statistic
     }
     assert LISTED <= declaring <= {name for name, _ in SENDING}
@@ -143,6 +143,8 @@ def test_no_honest_client_is_rejected_for_its_rows(name, settings):
     for rows in FEW if name in TRAINED or another_setting else ROWS:
         data = replace(plain, x=ROWS[rows](plain.x, plain.y), longest_row=LONGEST.get(rows))
         ups, declared = seen_uploads(name, settings, data, clients, dtype=torch.float32)
+        if not any(sent.statistic for sent in declared.values()):
+            break  # nothing is checked, whatever the rows are
         # whose own system is singular, which the client says
         assert ups or settings.get("gamma") == 0.0
         for up, n in ups:
