@@ -173,9 +173,9 @@ def on_a_terminal(line, home, env):
 @pytest.mark.parametrize(
     ("env", "drawn", "coloured"),
     [
-        pytest.param({}, True, True, id="colour"),
-        pytest.param({"NO_COLOR": "1"}, True, False, id="NO_COLOR"),
-        pytest.param({"TERM": "dumb"}, False, False, id="dumb"),
+        ({}, True, True),
+        ({"NO_COLOR": "1"}, True, False),
+        ({"TERM": "dumb"}, False, False),
     ],
 )
 def test_a_narrow_terminal_gets_whole_words(mine, own_home, env, drawn, coloured):

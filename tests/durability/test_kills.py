@@ -150,8 +150,7 @@ def in_session(number):
             ("efficientnet-lite0", signal.SIGINT),
             ("pixels", signal.SIGINT),
             ("efficientnet-lite0", signal.SIGTERM),
-        ],
-        kind=lambda pair: pair[0],
+        ]
     ),
 )
 def test_two_signals_to_the_group_end_an_extraction_within_five_seconds(

@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 from command import apart, environment, words_of
+from draws import one_of_each
 from files_now import files_now
 from own_package import lay
 from pictures import folder
@@ -291,11 +292,7 @@ def test_a_ray_grid_is_the_local_grid(whole, tmp_path, home, half_step, quiet, e
 
 @pytest.mark.parametrize(
     "method",
-    [
-        "fedrep",
-        pytest.param("fedavg", marks=pytest.mark.full),
-        pytest.param("fed3r", marks=pytest.mark.full),
-    ],
+    one_of_each(["fedrep", "fedavg", "fed3r"], bool),
 )
 def test_clients_that_workers_train_give_the_run_of_one_process(
     whole, tmp_path, home, quiet, method

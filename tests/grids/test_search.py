@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from arrays import embeddings, ingested
 from command import ok, start
+from draws import one_of_each
 from failing_command import must_fail
 from files_now import files_now
 from made_path import place_of
@@ -143,7 +144,7 @@ def trained_alone(point):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampler", ["tpe", "random", "gp"])
+@pytest.mark.parametrize("sampler", one_of_each(["tpe", "random", "gp"], bool))
 def test_more_trials_go_on_and_are_those_of_an_unbroken_search(tmp_path, sampler):
     words = SEARCH.replace("optuna", f"optuna:{sampler}:3")
     (tmp_path / "whole").mkdir()

@@ -12,7 +12,7 @@ import json
 import numpy as np
 import pytest
 from command import ok
-from draws import one_of_each
+from draws import FULL, one_of_each
 from federation import small
 from homes import made_once
 from made_path import place_of
@@ -27,15 +27,15 @@ from fedcache.store.store import Store
 
 pytestmark = pytest.mark.slow
 
-ROWS = 240
+ROWS = 240 if FULL else 120
 TEST = 1
 FILES = "digits-as-files"
 
 # Three ways to say which rows a client is tested on: the same for all, its own domain, and rows like its own.
 SCHEMES = {
     "random-projection": "--scheme iid --clients 3",
-    "efficientnet-lite0": "--scheme feature-shift --domain mnist,optdigits,synth --option shots=8 "
-    "--option tests=4",
+    "efficientnet-lite0": "--scheme feature-shift --domain mnist,optdigits,synth "
+    f"--option shots={ROWS // 30} --option tests={ROWS // 60}",
     "glyph-clip": "--scheme dirichlet --clients 3 --alpha 1.0 --option test_protocol=matched",
 }
 TOWERS = {"text", "text tower", "image tower"}

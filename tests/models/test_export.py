@@ -80,11 +80,11 @@ def test_a_folder_classifies_images_in_batches_with_the_same_figures(home, tmp_p
     together = said_by_script(tmp_path / "m", many, monkeypatch)
     assert seen == [{32}, {32}, {6}]
     assert [line[0] for line in together] == many
-    alone = [said_by_script(tmp_path / "m", [path], monkeypatch)[0] for path in some]
+    alone = [said_by_script(tmp_path / "m", [path], monkeypatch)[0] for path in some[:3]]
     wanted = said_by_predict(runs["one"], some)
     # 1.1e-4 where features are not rounded as the store rounds them. Batches of other sizes sum in another order, of
     # which float16 features show some.
-    for lines, said in ((alone, wanted), (together, (wanted * 6)[:70])):
+    for lines, said in ((alone, wanted[:3]), (together, (wanted * 6)[:70])):
         for (path, name, p), (known, q) in zip(lines, said, strict=True):
             assert name == known, path
             assert float(p) == pytest.approx(q, abs=5e-5)

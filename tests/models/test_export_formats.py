@@ -29,9 +29,9 @@ from fedcache.models.export.program import AnswerGap, Parts, make_program, write
 
 
 def kind_of(case):
-    """What a method reads, and how many models it has."""
+    """What a model reads besides features, and how many models a method has."""
     method = METHODS[case[0]]
-    return method.needs, method.protocol(method.resolve(settings=case[1]))
+    return method.needs - {"labels", "views"}, method.protocol(method.resolve(settings=case[1]))
 
 
 SHORT = one_of_each(cases(), kind_of)
@@ -111,6 +111,7 @@ def test_what_onnxruntime_cannot_compute_is_refused_by_name(tmp_path):
     write(tmp_path / "m.pt2", "torch", parts)  # as the hint says
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.01, float("nan")])
 def test_a_graph_with_other_scores_is_not_written(factor, tmp_path, monkeypatch):
     import onnxruntime

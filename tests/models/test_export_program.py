@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from draws import one_of_each
 from federation import VARIANTS, cases, fitted, go_tiny, ids, tiny
 from methods_tried import tried
 from refusal import refused
@@ -88,7 +89,7 @@ def nine_rows(predictor, data):
 CASES = [case for case in cases() if ids(case) in QUICK]
 CASES += [
     pytest.param(case, marks=pytest.mark.slow)
-    for case in tried(cases() + VARIANTS)
+    for case in tried(one_of_each(cases()) + VARIANTS)
     if case not in CASES
 ]
 

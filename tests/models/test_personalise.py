@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from draws import one_of_each
 from federation import VARIANTS, cases, fitted, go_tiny, ids, tiny
 from methods_tried import tried
 from refusal import refused, store_error, training_error
@@ -48,7 +49,6 @@ PERSONAL = [case for case in cases() + VARIANTS if is_personal(case)]
 NEEDS_OTHERS = [c for c in PERSONAL if c[0] == "min-local" or c[1].get("score") == "probe"]
 LEAKS = [c for c in PERSONAL if c[1].get("adapt_on") == "test"]
 POSSIBLE = [c for c in PERSONAL if c not in NEEDS_OTHERS + LEAKS]
-QUICK = [c for c in cases() if c in POSSIBLE and "pixels" not in METHODS[c[0]].needs]
 FUNCTIONS = ("tip-local", "fed3r", "perfedavg")
 ALONE = ("solo", "supcon", "local-prompt", "local-supervised")
 
@@ -88,7 +88,11 @@ def test_a_new_client_gets_a_model_that_can_be_saved(case, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", tried(QUICK), ids=ids)
+@pytest.mark.parametrize(
+    "case",
+    tried(one_of_each(c for c in POSSIBLE if c in cases() and "pixels" not in METHODS[c[0]].needs)),
+    ids=ids,
+)
 def test_a_new_client_learns_its_rows(case):
     """On its own rows it is about as right as the client of the run that has them."""
     data, clients = tiny(views=4, sizes=(60, 60, 60, 60))

@@ -4,6 +4,7 @@ FEDCACHE_CASES=full asks for the full one (``make nightly``); the numbers go int
 """
 
 import os
+from operator import itemgetter
 
 import pytest
 from hypothesis import settings
@@ -11,8 +12,8 @@ from hypothesis import settings
 FULL = os.environ.get("FEDCACHE_CASES") == "full"
 
 
-def one_of_each(things, kind):
-    """The first of ``things`` of every kind; all of them in the full draw."""
+def one_of_each(things, kind=itemgetter(0)):
+    """The first of ``things`` of every kind, by default by their first part; all of them in the full draw."""
     every = list(things)
     return every if FULL else list({kind(thing): thing for thing in reversed(every)}.values())[::-1]
 

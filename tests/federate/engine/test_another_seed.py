@@ -87,9 +87,7 @@ SWITCHES = {
     "vp_template",
 }
 """Switches that add or remove a stream; variants of others are tried in the full draw."""
-EACH = [
-    case for case in one_of_each(cases(), lambda case: case[0]) if case[0] != "central"
-]  # L-BFGS draws nothing
+EACH = [case for case in one_of_each(cases()) if case[0] != "central"]  # L-BFGS draws nothing
 
 
 @pytest.mark.parametrize(

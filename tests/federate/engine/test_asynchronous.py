@@ -45,7 +45,7 @@ def takes_it(name):
 
 
 ALL = [case for case in tried(cases() + VARIANTS) if takes_it(case[0])]
-EACH = one_of_each(ALL, lambda case: case[0])
+EACH = one_of_each(ALL)
 EXECUTIONS = ["sequential", "batched", "gram"]
 STALE = {"timing": TimingRule(buffer=2), "rounds": 5}  # of three at a time: updates are stale
 

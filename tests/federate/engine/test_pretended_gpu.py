@@ -28,7 +28,7 @@ def pytest_generate_tests(metafunc):
     parametrize(metafunc)
 
 
-DRAWN = tried(cases() + VARIANTS if FULL else one_of_each(cases(), lambda case: case[0]))
+DRAWN = tried(cases() + VARIANTS if FULL else one_of_each(cases()))
 
 
 @served(DRAWN, ["sequential", "batched", "gram"], in_turn=True)
