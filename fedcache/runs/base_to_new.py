@@ -20,7 +20,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedcache.config import TrainConfig
 from fedcache.errors import StoreError, UsageError
 from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.hyperparameters import Value
@@ -45,8 +44,8 @@ class NewClasses:
     names: tuple[str, ...]  # in the spelling of prompts; () for a method without live encoders
 
 
-def check_base_to_new(config: TrainConfig, method: Method, settings: Mapping[str, Value]) -> None:
-    """Raise UsageError for a method that cannot score new classes, and for client stores, which have all classes."""
+def check_base_to_new(method: Method, settings: Mapping[str, Value], *, one_store: bool) -> None:
+    """Raise UsageError for a method that cannot score new classes, and unless the rows are those of one store."""
     if not generalises(method, settings):
         suited = [m.name for m in METHODS.values() if generalises(m, m.resolve())]
         listed = ", ".join(suited)
@@ -55,10 +54,10 @@ def check_base_to_new(config: TrainConfig, method: Method, settings: Mapping[str
             "with these settings cannot score classes that it was not trained on.",
             f"Methods that can: {listed}.",
         )
-    if config.clients_from is not None:
+    if not one_store:
         raise UsageError(
-            "--base-classes assigns the rows of the base classes, but client stores have fixed rows.",
-            "Train on the store from which the client stores were made.",
+            "--base-classes assigns the rows of the base classes, but client stores and sites have fixed rows.",
+            "Train on one store with the rows of all clients.",
         )
 
 

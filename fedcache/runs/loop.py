@@ -247,7 +247,7 @@ def prepare_run(
     method = method or named_method(config)
     settings = hyperparameters(method, config)
     if config.base_classes is not None:
-        check_base_to_new(config, method, settings)
+        check_base_to_new(method, settings, one_store=isinstance(source, StoreRows))
     seeds = parse_seeds(config.seeds)
     began = time.perf_counter()
     extract_seconds = source.open(method, settings)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,9 +16,16 @@ from pictures import folder
 from safetensors.torch import load_file
 
 from fedcache.config import Home
-from fedcache.errors import UsageError
+from fedcache.errors import StoreError, UsageError
+from fedcache.federate.engine.client_data import Data
 from fedcache.federate.methods import METHODS
-from fedcache.runs.base_to_new import base_to_new, count_base_classes, generalises, harmonic_mean
+from fedcache.runs.base_to_new import (
+    base_to_new,
+    count_base_classes,
+    generalises,
+    harmonic_mean,
+    split_data,
+)
 from fedcache.runs.features import load_towers
 from fedcache.store.store import Store
 
@@ -203,3 +211,34 @@ def test_what_cannot_score_new_classes_is_refused_by_name(store, words, said):
     if "--clients-from" not in words:
         words += f" --store {store}"
     assert must_fail(said, f"train {words}")["hint"]
+
+
+@pytest.mark.parametrize(
+    ("splits", "domains", "expected"),
+    [
+        ([0, 0, 0, 1, 1, 1], (), [4, 5]),
+        ([0, 0, 0, 0, 0, 0], (), [2, 4, 5]),
+        ([0, 0, 0, 0, 0, 0], ("ink",), [2, 4]),
+    ],
+)
+def test_test_rows_of_new_classes_are_those_of_the_split_and_the_domains(
+    splits, domains, expected, tmp_path
+):
+    y = np.array([0, 1, 2, 0, 3, 2])
+    samples = Store.from_arrays(
+        {"mine": np.ones((6, 2), np.float32)},
+        labels=y,
+        classes=["a", "b", "c", "d"],
+        domains=["ink", "chalk", "ink", "ink", "ink", "chalk"],
+        path=tmp_path / "rows.zarr",
+    ).samples
+    samples = replace(samples, split=np.array(splits))
+    data = Data(torch.ones(6, 1, 2), torch.from_numpy(y), 4, text=torch.eye(4, 2))
+    base, new = split_data(data, 2, samples, domains)
+    assert base.y.tolist() == [0, 1, -1, 0, -1, -1]
+    assert (base.classes, new.classes) == (2, 2)
+    assert torch.equal(torch.cat([base.text, new.text]), data.text)
+    assert new.rows.tolist() == expected
+    assert new.label.tolist() == (y[expected] - 2).tolist()
+    with pytest.raises(StoreError, match="no test rows"):
+        split_data(data, 2, samples, ("none",))
