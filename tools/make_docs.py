@@ -151,11 +151,13 @@ def method_page(name: str) -> str:
         "## Measured",
         "",
         *measured(name),
+        *gain_sentence(name),
         "",
         "## What leaves a client",
         "",
         *leaves(method),
         "",
+        *measured_on_photographs(name),
         *folded("Hyperparameters", hyperparameters(method)),
         *folded(
             "Details, and differences between paper and code", exactly(method, title, *details)
@@ -297,6 +299,59 @@ def row(*cells: str) -> str:
     '| `lr` | a \\\\| b |'
     """
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+# What docs/photographs.json says of a method
+
+PHOTOGRAPHS = DOCS / "photographs.json"
+
+
+def photographs(method: str) -> Mapping[str, Any]:
+    """Setting -> steps of a client, zero-shot accuracy, and gains over it; {} for a method without measurements."""
+    return json.loads(PHOTOGRAPHS.read_text(encoding="utf-8")).get(method, {})
+
+
+def gain_sentence(name: str) -> list[str]:
+    """The range of a method's gains on photographs, over the settings."""
+    gains = [found["gain"][name][0] for found in photographs(name).values()]
+    if not gains:
+        return []
+    return [
+        "",
+        f"On photographs: {min(gains):+.1f} to {max(gains):+.1f} points from zero-shot (*Measured on photographs*).",
+    ]
+
+
+def _gain(mean: float, half: float | None) -> str:
+    if half is None:
+        return f"{mean:+.1f}"
+    return f"{mean:+.1f} ± {half:.1f}"
+
+
+def gain_table(found: Mapping[str, Any]) -> list[str]:
+    """Settings of clients as columns, and methods and controls as rows."""
+    settings = found.values()
+    rows = [
+        ["steps of a client", *(f"{one['steps']:,}" for one in settings)],
+        ["zero-shot, %", *(f"{one['zero_shot']:.1f}" for one in settings)],
+    ]
+    for label in next(iter(settings))["gain"]:
+        rows.append([label, *(_gain(*one["gain"][label]) for one in settings)])
+    return table(["", *found], rows)
+
+
+def measured_on_photographs(name: str) -> list[str]:
+    """The fold with a method's gains on photographs; nothing for a method without measurements."""
+    found = photographs(name)
+    if not found:
+        return []
+    words = [
+        "Gain over zero-shot in points. ± is half of the 95 % interval over five seeds, each with its own partition; a "
+        "number without ± is of one seed. Steps are those of a client that takes part in every round. Class texts and "
+        "features: `efficientnet-lite0-words` at 128 px. [Results](../results.md) has the commands.",
+        "",
+    ]
+    return folded("Measured on photographs", [*words, *gain_table(found)])
 
 
 def leaves(method: Method) -> list[str]:

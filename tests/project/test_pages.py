@@ -169,6 +169,23 @@ def test_the_accuracies_of_a_page_are_those_of_the_ranking(method_pages):
     assert checked > 100
 
 
+def test_the_gains_of_a_page_are_those_that_were_measured_on_photographs():
+    for name, settings in json.loads(content("docs/photographs.json")).items():
+        page = MAKE.method_page(name)
+        fold = page.partition('"Measured on photographs"')[2].partition("\n???")[0]
+        lines = [line for line in fold.splitlines() if line.startswith("    |")]
+        rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+        assert rows[0][1:] == list(settings)
+        shown = {cells[0]: cells[1:] for cells in rows}
+        for column, found in enumerate(settings.values()):
+            assert float(shown["steps of a client"][column].replace(",", "")) == found["steps"]
+            for row, (mean, half) in found["gain"].items():
+                interval = "" if half is None else f" ± {half:.1f}"
+                assert shown[row][column] == f"{mean:+.1f}{interval}"
+        gains = [found["gain"][name][0] for found in settings.values()]
+        assert f"{min(gains):+.1f} to {max(gains):+.1f} points from zero-shot" in page
+
+
 # notebooks
 
 
