@@ -319,6 +319,9 @@ class WordTextTower:
     def __init__(self, classifier: Tensor, device: Callable[[], torch.device]) -> None:
         self._classifier = classifier
         self._device = device
+        # Prompt -> its word vector and kernel. Finding the hyponyms takes long, and methods embed the same class names
+        # for every client in every round.
+        self._known: dict[str, tuple[Tensor, Tensor]] = {}
 
     # Tensors that are made in inference mode cannot be used in a later backward pass, so both properties leave this
     # mode.
@@ -343,7 +346,9 @@ class WordTextTower:
 
         tokens = torch.zeros(len(prompts), (1 + ROWS) * WORD)
         for row, prompt in zip(tokens, prompts, strict=True):
-            words, kernel = self._kernel.of(prompt)
+            if prompt not in self._known:
+                self._known[prompt] = self._kernel.of(prompt)
+            words, kernel = self._known[prompt]
             row[:WORD] = words
             row[WORD : WORD + CLASSES] = kernel
         return tokens.view(len(prompts), 1 + ROWS, WORD)

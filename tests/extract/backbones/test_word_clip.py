@@ -158,6 +158,13 @@ def test_prompts_without_context_are_the_class_texts(encoder, towers):
     np.testing.assert_allclose(towers.text.encode(rows, end).numpy(), expected, atol=1e-6)
 
 
+def test_the_hyponyms_of_a_prompt_are_found_once(towers, monkeypatch):
+    first, _ = towers.text.embed(NAMES)
+    monkeypatch.delattr(TextKernel, "of")
+    again, _ = towers.text.embed(NAMES[::-1])
+    assert torch.equal(again.flip(0), first)
+
+
 def test_order_and_number_of_context_vectors_change_nothing(towers):
     rows, end = towers.text.embed(NAMES)
     vector = torch.randn(1, 256, generator=torch.Generator().manual_seed(0))
