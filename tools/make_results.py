@@ -711,7 +711,8 @@ PHOTOGRAPH_READING = [
     "",
 ]
 PROMPT_READING = [
-    "PromptFL gains 4 points with both partitions. A prompt that all classes share has little effect on this text "
+    "PromptFL gains 4.0 and 4.4 points, and FedTPG 4.7 with `iid` clients. FedTPG with `dirichlet 0.1` was not "
+    "measured. A prompt that all classes share has little effect on this text "
     "tower, because its context is the mean of the vectors: neither their number nor their order counts.",
     "",
 ]
