@@ -201,27 +201,26 @@ class ExtractConfig:
     )
     text: tuple[str, ...] = option(
         (),
-        "Prompt template with {} for the class name; repeat the option for an ensemble of templates.",
+        "Prompt with {} for the class name. Repeat the option to average over several prompts.",
         FEATURES,
         whole=True,
-        default_text='set by the backbone, e.g. "a photo of a {}."',
+        default_text='the prompt of the backbone, e.g. "a photo of a {}."',
         common=True,
     )
     recipe: Mapping[str, str] = option(
         {},
-        "Changes of the preprocessing, comma-separated: key=value for all backbones, NAME:key=value "
-        "for one. Keys are size, resize, interpolation, crop_pct and norm for images; "
-        "pooling, max_tokens and prompt for texts; pooling and seconds for sounds; dtype for all; "
-        "and output for your own model files.",
+        "Changes of the preprocessing, comma-separated: key=value for all backbones, NAME:key=value for one. Keys "
+        "are size, resize, interpolation, crop_pct and norm for images; pooling, max_tokens and prompt for texts; "
+        "pooling and seconds for sounds; dtype for all; and output for your own model files.",
         FEATURES,
         split=True,
         default_text="the published preprocessing of each backbone",
     )
     size: int | None = option(
         None,
-        "Side of the images in pixels; short for --recipe size=N.",
+        "Width and height of the model's input in pixels, the same as --recipe size=N.",
         FEATURES,
-        default_text="set by the backbone, e.g. 224",
+        default_text="the size of the backbone, e.g. 224",
         common=True,
     )
     limit: int | None = option(
@@ -240,7 +239,10 @@ class ExtractConfig:
         common=True,
     )
     images_key: str | None = option(
-        None, "Column of the images, texts, rows or paths.", DATA, default_text="detected by name"
+        None,
+        "Column that holds the inputs: images, texts, numeric arrays or file paths.",
+        DATA,
+        default_text="detected by name",
     )
     label_key: str | None = option(
         None,
@@ -260,7 +262,7 @@ class ExtractConfig:
     )
     group_key: str | None = option(
         None,
-        "Columns to keep as groups, e.g. hospital,scanner.",
+        "Columns to keep as groups, e.g. hospital,scanner; each can define the clients (--by).",
         DATA,
         default_text="every column that can be a group",
     )
@@ -286,19 +288,23 @@ class ExtractConfig:
     )
     dtype: str = option(
         "auto",
-        "Number type of the computation.",
+        "Number type in which the model computes.",
         COMPUTING,
         choices=("auto", "float32", "bfloat16", "float16"),
     )
     batch: int | None = option(
-        None, "Images per batch.", COMPUTING, minimum=1, default_text="32 on a CPU, 256 on a GPU"
+        None,
+        "Number of images in a batch.",
+        COMPUTING,
+        minimum=1,
+        default_text="32 on a CPU, 256 on a GPU",
     )
     workers: int | None = option(
         None,
         "Number of worker processes; 0 computes in this process.",
         COMPUTING,
         minimum=0,
-        default_text="chosen by the amount of work and the CPU cores",
+        default_text="depends on the amount of work and the CPU cores",
     )
     threads: int = option(1, "Threads per worker process.", COMPUTING, minimum=1)
     torch_compile: bool = option(
@@ -312,13 +318,12 @@ class ExtractConfig:
         "Rows per chunk file of the store.",
         COMPUTING,
         minimum=1,
-        default_text="chosen by the width of the features",
+        default_text="depends on the width of the features",
     )
     part: str | None = option(
         None,
-        "Compute only one part of the dataset, e.g. 1/4, in a separate folder. `fedcache join` "
-        "assembles the parts. `auto` reads the part from SLURM_ARRAY_TASK_ID, or from RANK and "
-        "WORLD_SIZE.",
+        "Compute only one part of the dataset, e.g. 1/4, in a separate folder. `fedcache join` assembles the parts. "
+        "`auto` reads the part from SLURM_ARRAY_TASK_ID, or from RANK and WORLD_SIZE.",
         COMPUTING,
         default_text="the whole dataset",
     )
@@ -415,9 +420,8 @@ class TrainConfig:
     )
     preset: str = option(
         PRESETS[0],
-        "Hyperparameter values: `paper` (those of the paper), `default` (the same, except values "
-        "that are known to fail), `official` (those of the released code) or `tuned` (those of the "
-        "paper, with tuned learning rates).",
+        "Hyperparameter values: `paper` (those of the paper), `default` (the same, except values that are known to "
+        "fail), `official` (those of the released code) or `tuned` (those of the paper, with tuned learning rates).",
         METHOD,
         choices=PRESETS,
     )
@@ -463,23 +467,23 @@ class TrainConfig:
     )
     participation: str | None = option(
         None,
-        "Clients per round: a number, a share (0.1 or 10%) or `all`. With --asynchronous: clients that "
-        "train at the same time.",
+        "Clients per round: a number, a share (0.1 or 10%) or `all`. With --asynchronous, it is the number of "
+        "clients that train at the same time.",
         PARTICIPATION,
         default_text="from the method's paper, e.g. all for fedavg",
         common=True,
     )
     client_sampling: str = option(
         "uniform",
-        "How clients are sampled each round: `uniform` (fixed number), `weighted` (fixed number; clients "
-        "with more rows are likelier) or `poisson` (each client independently).",
+        "How clients are sampled each round: `uniform` (fixed number), `weighted` (fixed number; clients with more "
+        "rows are drawn more often) or `poisson` (each client independently).",
         PARTICIPATION,
         choices=SAMPLING,
     )
     availability: str | None = option(
         None,
-        "When clients are available: a share of the rounds (0.8), or a CSV file with the columns "
-        "client,first,last (rounds).",
+        "Availability of clients: the share of rounds in which each client is available (0.8), or a CSV file with "
+        "the columns client,first,last (first and last round).",
         PARTICIPATION,
         default_text="always",
     )
@@ -494,7 +498,7 @@ class TrainConfig:
         default_text="none",
     )
     clusters_per_round: int = option(
-        1, "Number of clusters that are drawn for each round.", PARTICIPATION, minimum=1
+        1, "Number of clusters to draw for each round.", PARTICIPATION, minimum=1
     )
     asynchronous: int | None = option(
         None,
@@ -502,7 +506,7 @@ class TrainConfig:
         "for the other clients.",
         PARTICIPATION,
         minimum=1,
-        default_text="off; training is in rounds",
+        default_text="off: the server waits for all clients of a round",
     )
     server_step: float = option(
         1.0,
@@ -511,8 +515,7 @@ class TrainConfig:
     )
     staleness_power: float = option(
         0.5,
-        "With --asynchronous: exponent a in (1+t)^-a, the weight of an update that is t "
-        "server steps old.",
+        "With --asynchronous: the exponent a. An update that is t server steps old has the weight (1+t)^-a.",
         PARTICIPATION,
     )
     client_durations: str | None = option(
@@ -542,15 +545,15 @@ class TrainConfig:
     )
     client_prior: str = option(
         "none",
-        "Also score test rows after adding this class prior of each client to the scores; only for methods "
-        "with one global model.",
+        "Also report the accuracy with a class prior of each client added to the scores of its test rows. Only for "
+        "methods with one global model.",
         TRAINING,
         choices=CLIENT_PRIORS,
     )
     stages: int = option(
         1,
-        "Also score the method while the classes arrive in N stages (class-incremental learning); only for "
-        "one-round methods whose uploads are sums over labelled rows.",
+        "Also score the method while the classes arrive in N stages (class-incremental learning). Only for one-round "
+        "methods whose uploads are sums over labelled rows.",
         TRAINING,
         minimum=1,
     )
@@ -563,8 +566,8 @@ class TrainConfig:
     )
     execution: str = option(
         "auto",
-        "How clients are computed: `sequential` (one by one), `batched` (many in one batch) or `gram` "
-        "(in a basis of each client's rows). `auto` selects the cheapest mode that the method supports.",
+        "How clients are trained: `sequential` (one by one), `batched` (many at once) or `gram` (in the span of each "
+        "client's rows). `auto` selects the cheapest mode that the method supports.",
         COMPUTING,
         choices=("auto", "sequential", "batched", "gram"),
     )
@@ -580,8 +583,7 @@ class TrainConfig:
     )
     set: Mapping[str, Any] = option(
         {},
-        "key=value: a hyperparameter of the method; `fedcache methods info METHOD` lists them. "
-        "Repeatable.",
+        "key=value: a hyperparameter of the method; `fedcache methods info METHOD` lists them. Repeatable.",
         METHOD,
         added=True,
         default_text="the values of --preset",
@@ -589,26 +591,28 @@ class TrainConfig:
     )
     client_backbones: tuple[str, ...] = option(
         (),
-        "a,b,a+b: assign these backbones to clients in turn, if the method allows different backbones.",
+        "a,b,a+b: the first client uses a, the second b, the third both, and so on in turn. Only for methods that "
+        "allow different backbones.",
         CLIENTS,
         default_text="--backbones for every client",
     )
     client_set: Mapping[str, Any] = option(
         {},
-        "key=v1,v2: assign these values of a hyperparameter to clients in turn. Repeatable.",
+        "key=v1,v2: the first client uses the value v1, the second v2, and so on in turn. Repeatable.",
         CLIENTS,
         default_text="the same values for every client",
     )
     aggregate: str = option(
         "mean",
-        "How the server combines uploads: mean | median | trimmed:0.1 | geomedian | krum | multikrum:5 | "
-        "nnm+RULE | clip:1.0. `mean` is the method's own rule.",
+        "How the server combines uploads: mean | median | trimmed:0.1 | geomedian | krum | multikrum:5 | nnm+RULE | "
+        "clip:1.0. `mean` is the rule of the method itself.",
         TRUST,
     )
     attack: str | None = option(
         None,
-        "Simulate malicious clients: NAME:SHARE:SCALE, where NAME is sign-flip | ipm | alie | "
-        "mimic | gaussian | label-flip | nan.",
+        "Simulate malicious clients: NAME:SHARE:SCALE, e.g. sign-flip:0.2:10 for a fifth of the clients. NAME is "
+        "sign-flip | ipm | alie | mimic | gaussian | label-flip | nan. SCALE is the attack's factor (only sign-flip, "
+        "ipm, gaussian).",
         TRUST,
         default_text="none",
     )
@@ -635,16 +639,16 @@ class TrainConfig:
     )
     max_share: float | None = option(
         None,
-        "Cap on a client's share of the total weight of a round.",
+        "Largest share of the total weight of a round that one client can have.",
         TRUST,
-        default_text="no cap; the weight follows the number of rows",
+        default_text="no limit: weights are proportional to the number of rows",
     )
     max_row_norm: float | None = option(
         None,
-        "Largest norm that a feature row can have. An uploaded statistic is invalid if no such rows can "
-        "produce it.",
+        "Largest possible norm of a feature row. An uploaded statistic is invalid if rows of at most this norm "
+        "cannot produce it.",
         TRUST,
-        default_text="no limit; for unit features their norm",
+        default_text="the largest norm of the method's normalised features; no limit for other features",
     )
     dp_clip: float | None = option(
         None,
@@ -737,14 +741,11 @@ def refuse_remote(value: object, name: str, *, remote: bool = False) -> None:
         known = ", ".join(f"{scheme}://" for scheme in STORE_SCHEMES)
         raise UsageError(
             f"{name}: {value} is not the address of a store.",
-            f"Give a local path, or an address such as s3://bucket/digits that begins with one of {known}",
+            f"Give a local path, or an address that begins with one of {known}, such as s3://bucket/digits",
         )
-    hint = (
-        "Copy or mount the data and give the local path. Only published stores can be read from a remote "
-        "address"
-    )
+    hint = "Copy or mount the data and give the local path. Only published stores can be read from a remote address"
     if isinstance(value, Path):
-        hint += ", which must be a string and not a Path"
+        hint += ". Give the address as a string, not as a Path"
     raise UsageError(
         f"{name} needs a local path, but {found[1]}:// is a remote address.", f"{hint}."
     )
@@ -842,7 +843,8 @@ def read_file(
         data = parse_toml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(
-            f"Cannot read {path}: {error.strerror}.", "Check --config FILE."
+            f"Cannot read {path}: {error.strerror}.",
+            "Give the path of a file that you can read: --config FILE",
         ) from error
     except ValueError as error:
         raise UsageError(
@@ -884,7 +886,9 @@ def resolve(
         if value is None:
             continue
         if values.get(key, value) != value:
-            raise UsageError(f"{where} gives {key} twice, under two names.", f"Remove {name}.")
+            raise UsageError(
+                f"{where} gives {key} under two names, with different values.", f"Remove {name}."
+            )
         values[key] = _typed(by_name[key], name, value, hints[key], where)
     for key, value in given.items():
         if value in (None, (), [], {}):

@@ -94,7 +94,7 @@ class Plugin:
             raise UsageError(
                 f"The plug-in {self.name!r} of {self.origin} is {description}. Expected: {expected_kind}, with "
                 "the name of the plug-in.",
-                "Fix the object that the entry point names, or that fc.register received.",
+                "Fix the object that the entry point or the call of fc.register refers to.",
             )
         return thing
 

@@ -144,7 +144,7 @@ def test_a_script_without_a_guard_extracts_once(tmp_path):
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: fc.train(3), "name of a method"),
+        (lambda: fc.train(3), "method name"),
         (lambda: fc.train("fedavg", parts=5), "a partition"),
         (lambda: fc.train("fedavg", rounds="two"), "rounds in train() is 'two'"),
         (lambda: fc.train("fedavg", rouns=3), "rounds"),

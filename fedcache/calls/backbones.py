@@ -49,7 +49,7 @@ def backbone(
     if isinstance(module, str):
         if not module.startswith(MODULE):
             raise UsageError(
-                f"{module!r} does not begin with 'module:'. Only names with this prefix need permission.",
+                f"{module!r} does not begin with 'module:'. Only names that begin with 'module:' can be allowed.",
                 "fc.backbone('module:PACKAGE.MODULE:FACTORY')",
             )
         note_named(module)

@@ -39,8 +39,8 @@ def place_of(source: object) -> Path:
         if isinstance(source, list | tuple):
             hint = "Evaluate one run at a time: [fc.evaluate(run, store=store) for run in runs]"
         elif isinstance(source, Model):
-            hint = 'model.save("m.safetensors") writes a file that can be given here.'
-        raise UsageError(f"A model is loaded from a run, but a {kind} was given.", hint)
+            hint = 'model.save("m.safetensors") writes a file. Give its path.'
+        raise UsageError(f"A model is loaded from a run or a file, but a {kind} was given.", hint)
     # A path with a suffix is a file, even if the file does not exist: the first letters of a digest have no suffix.
     place = Path(source)
     if place.exists() or place.suffix:
@@ -71,7 +71,8 @@ def evaluate(given: Mapping[str, Any]) -> RunEvaluation:
     """The figures of a run's model; ``given`` are the arguments of ``fedcache.evaluate``."""
     if isinstance(given["dataset"], Store):
         raise UsageError(
-            "The second argument is a dataset; found a store.", "fc.evaluate(run, store=store)"
+            "The second argument must be a dataset, but a store was given.",
+            "fc.evaluate(run, store=store)",
         )
     # Exactly one argument names the rows to evaluate on.
     rows = {name: path_of(given[name]) for name in ("dataset", "store", "embeddings")}

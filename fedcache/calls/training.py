@@ -75,7 +75,7 @@ def train(given: Mapping[str, Any]) -> Run:
     method = given["method"]
     if not isinstance(method, str) and not hasattr(method, "fit"):
         raise UsageError(
-            f"method is {method!r}, expected the name of a method or a Method.",
+            f"method is {method!r}, expected a method name or a Method object.",
             "fedcache methods list",
         )
     # A method of fedcache is used by its name. The caller's own object replaces a method of fedcache of the same name.
@@ -123,7 +123,7 @@ def name_of_method(method: str | Method, jobs: int) -> str:
         return method
     if not isinstance(method, Method):
         raise UsageError(
-            f"method is {method!r}, expected the name of a method or a Method.",
+            f"method is {method!r}, expected a method name or a Method object.",
             "fedcache methods list",
         )
     if METHODS.get(method.name) is method:
@@ -131,7 +131,7 @@ def name_of_method(method: str | Method, jobs: int) -> str:
     if jobs > 1:
         # Other processes import methods by name; an object of this process is not among them.
         raise UsageError(
-            f"jobs={jobs} trains in other processes, which do not know the Method {method.name}.",
+            f"jobs={jobs} trains in other processes, and these cannot load the Method {method.name}.",
             f"Use jobs=1, or make the method a package:  fedcache new method {shell_word(method.name)}",
         )
     return register("method", method)

@@ -42,7 +42,7 @@ def backbones_list(weights: Weights = None) -> CommandResult:
     lines = []
     for plugin in plugins("backbones").values():
         data.append({"name": plugin.name, "origin": plugin.origin, "place": plugin.place})
-        lines.append(f"Plug-in: {plugin.name} ({plugin.origin}), which is module:{plugin.place}")
+        lines.append(f"Plug-in: {plugin.name} ({plugin.origin}), the same as module:{plugin.place}")
     return CommandResult({"backbones": data}, lines, renderables=[shown], listing=True)
 
 

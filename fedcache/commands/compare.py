@@ -46,9 +46,9 @@ class CompareOptions:
     )
     score: str = option(
         "accuracy",
-        "Metric: accuracy | client-mean | pooled | macro_f1. `accuracy` is the primary metric of the "
-        "methods if all share it, else client-mean; `pooled` is the accuracy over all test rows. With "
-        "`--over settings` also worst10 | worst20 | worst40 | best10.",
+        "Metric: accuracy | client-mean | pooled | macro_f1. `accuracy` is the primary metric if all methods have "
+        "the same one, else client-mean; `pooled` is the accuracy over all test rows. With `--over settings` also "
+        "worst10 | worst20 | worst40 | best10.",
         "",
     )
     test: str | None = option(
@@ -58,8 +58,8 @@ class CompareOptions:
     )
     against: str | None = option(
         None,
-        "Reference for all comparisons: a name in the table, a method or a digest. "
-        "Default: the best run by validation accuracy, else by test accuracy.",
+        "Compare all others with this one: a name in the table, a method or a digest. Default: the best by "
+        "validation accuracy, else by test accuracy.",
         "",
     )
     level: float = option(

@@ -247,8 +247,8 @@ def demo_table(rows: list[dict[str, Any]], score: str) -> object:
     zero_shot = [f"zero-shot {label} %" for label in labels]
     columns = ("method", "backbone", *accuracy, *zero_shot, "sends per round", "seconds")
     return TextTable(
-        f"Accuracy ({score}: {WORDS[score]}) and zero-shot without training; scalars one client sends per round; "
-        "seconds of training",
+        f"Accuracy ({score}: {WORDS[score]}), zero-shot accuracy without training, scalars that a client sends per "
+        "round, and seconds of training",
         columns,
         cells,
         right=columns[2:],

@@ -48,7 +48,7 @@ RunNames = Annotated[
     list[str],
     typer.Argument(
         metavar="RUN...",
-        help="Runs or model files: directories, digests or their first letters, tag:NAME of one run, or "
+        help="Runs or model files: directories, digests or their first letters, tag:NAME if one run has the tag, or "
         ".safetensors files.",
         autocompletion=complete_runs,
     ),

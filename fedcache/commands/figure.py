@@ -29,7 +29,8 @@ def figure(
         ),
     ] = None,
     columns: Annotated[
-        int, typer.Option("--columns", help="Width of the figure in columns of a paper: 1 or 2.")
+        int,
+        typer.Option("--columns", help="Width of the figure in columns of a paper: 1 or 2."),
     ] = 1,
     score: Annotated[
         str | None,

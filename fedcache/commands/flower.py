@@ -36,7 +36,7 @@ from fedcache.process import stop_on_signals
 flower = typer.Typer(
     name="flower",
     no_args_is_help=True,
-    help="Federate over real sites through Flower; each site keeps its own shard on its own machine (extra flower).",
+    help="Train over real sites with Flower. Each site keeps its data on its own machine (extra flower).",
 )
 
 RUN_FIELDS = [
@@ -70,7 +70,7 @@ class SiteOptions:
     sites: int = option(2, "Number of sites in the federation.", "", minimum=1)
     start_with: int | None = option(
         None,
-        "Number of sites that are enough to start after --wait seconds.",
+        "After --wait seconds, start if at least this many sites are connected.",
         "",
         minimum=1,
         default_text="all sites",
@@ -79,7 +79,7 @@ class SiteOptions:
         "",
         "Site whose classes and recipes all other sites must match.",
         "",
-        default_text="those of more than half of the sites",
+        default_text="the classes and recipes of more than half of the sites",
     )
     quorum: int = option(1, "Number of sites that must upload in every round.", "", minimum=1)
     wait: float = option(120.0, "Seconds to wait for the sites to connect.", "")
@@ -159,7 +159,7 @@ def keys(
     folders = {}
     for name in made.nodes:
         folder = str(made.site(name))
-        lines.append(f"Copy {folder} to the site {name}, and no other file of the keys folder.")
+        lines.append(f"Copy {folder} to the site {name}. Copy no other file of the keys folder.")
         folders[name] = folder
     return CommandResult({"path": path, "ca": str(made.ca), "sites": folders}, lines)
 
@@ -208,7 +208,7 @@ def site(
     insecure: Insecure = False,
     name: Annotated[
         str | None,
-        typer.Option("--name", help="Name of the client. Default: the name in the shard."),
+        typer.Option("--name", help="Name of the client. Default: the name in its store."),
     ] = None,
     masked_only: Annotated[
         bool,
@@ -252,7 +252,7 @@ def names(
         list[str] | None,
         typer.Option(
             "--forget",
-            help="Site names to release, comma-separated; another key can then use them.",
+            help="Site names to release, comma-separated. Afterwards, a site with another key can use the name.",
         ),
     ] = None,
 ) -> CommandResult:

@@ -40,8 +40,8 @@ def forget(
     new = done.run.path
     left = counted(done.run.result["partition"]["clients"], "client")
     lines = [
-        f"{done.client} is forgotten with {done.rows:,} training rows; {left} left, accuracy {accuracy} %",
-        "The server gets the same model by subtracting the client's upload: largest difference "
+        f"{done.client} and its {done.rows:,} training rows are forgotten; {left} left, accuracy {accuracy} %",
+        "Check: subtracting the client's upload gives the same model. The largest difference is "
         f"{done.difference:.1g} of the largest weight",
         f"Stored in {new}",
         f"Next:  fedcache runs diff {shell_word(place)} {shell_word(new)}",

@@ -49,11 +49,11 @@ class GridOptions:
     )
     score: str | None = option(
         None,
-        "Accuracy that ranks configurations: `client-mean` (mean over clients) or `pooled` (over all test "
+        "Accuracy by which configurations are ranked: `client-mean` (mean over clients) or `pooled` (over all test "
         "rows).",
         POINTS,
         choices=("client-mean", "pooled"),
-        default_text="the primary metric of the methods if all share it, else client-mean",
+        default_text="the primary metric if all methods have the same one, else client-mean",
     )
     trials: int | None = option(
         None,
@@ -65,8 +65,8 @@ class GridOptions:
     )
     pruner: str = option(
         "none",
-        "With --sampler optuna: stop a trial early if its validation accuracy falls behind. It is checked in "
-        "the rounds that --eval-every scores.",
+        "With --sampler optuna: stop a trial early if its validation accuracy falls behind. It is checked only in "
+        "rounds that --eval-every scores.",
         POINTS,
         choices=PRUNERS,
     )
@@ -85,7 +85,7 @@ class GridOptions:
     )
     save_models: str = option(
         "best",
-        "Trained models to keep: `best` (of each method, and of each held-out value), `all` or `none`.",
+        "Trained models to keep: `all`, `none`, or `best` (one for each method, and for each held-out value).",
         RESULTS,
         choices=("best", "all", "none"),
     )

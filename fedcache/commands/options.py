@@ -183,8 +183,8 @@ class SchemeArguments:
     )
     min_rows: int | None = option(
         None,
-        "With --by: leave out clients with fewer rows than this. The training rows and the client's own test "
-        "rows count.",
+        "With --by: leave out clients with fewer rows than this, training rows and the client's own test rows "
+        "together.",
         CLIENTS,
         default_text="1",
     )
@@ -196,9 +196,9 @@ class SchemeArguments:
     )
     tests: str | None = option(
         None,
-        "With --by, which rows are test rows: `within` (rows of every client), "
-        "`held-out-clients` or `global`. For feature-shift, label-shift and feature-label-shift: "
-        "number of test rows per class.",
+        "With --by, the source of the test rows: `within` (some rows of every client), `held-out-clients` (all rows "
+        "of some clients) or `global` (one test set for all clients). For feature-shift, label-shift and "
+        "feature-label-shift: number of test rows per class.",
         CLIENTS,
         default_text="within with --by; 200 for feature-shift, 100 for label-shift and feature-label-shift",
     )
@@ -226,9 +226,9 @@ class RunOptions:
     )
     track: tuple[str, ...] = option(
         (),
-        "Log every round, all parameters and the final metrics also to tensorboard, mlflow, "
-        "wandb or trackio. Each needs the extra of the same name, and logs one run per seed. "
-        "To choose a place, append :DIR, or :URL for mlflow. Repeatable.",
+        "Also log every round, all parameters and the final metrics to tensorboard, mlflow, wandb or trackio. Each "
+        "needs the extra of the same name, and shows every seed as a separate run. To choose where it stores them, "
+        "append :DIR, or :URL for mlflow. Repeatable.",
         RESULTS,
         default_text="nowhere",
         whole=True,
@@ -246,7 +246,7 @@ class RunOptions:
     )
     no_extract: bool = option(False, "Fail instead of extracting missing features.", RESULTS)
     dry_run: bool = option(
-        False, "Show the execution mode and the peak memory, without training.", RESULTS
+        False, "Do not train; show the execution mode and the estimated peak memory.", RESULTS
     )
     fresh: bool = option(False, "Train again even if the result exists.", RESULTS)
     verbose: bool = option(

@@ -28,7 +28,8 @@ def personalise(observer: TerminalObserver, given: Given, run: RunName) -> Comma
     request = configured(PersonaliseOptions, given)
     if request.store is None:
         raise UsageError(
-            "Missing option --store: the rows of the new client.", "--store newcomer.zarr"
+            "Missing option --store, which names the rows of the new client.",
+            "--store newcomer.zarr",
         )
     # The run is looked up before torch is imported, so that a wrong name is refused at once.
     place = find_model(run, given["runs"], observer)

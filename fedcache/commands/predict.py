@@ -46,7 +46,7 @@ RunName = Annotated[
     str,
     typer.Argument(
         metavar="RUN",
-        help="Run or model file: a directory, a digest or its first letters, tag:NAME of one run, or a "
+        help="Run or model file: a directory, a digest or its first letters, tag:NAME if one run has the tag, or a "
         ".safetensors file.",
         autocompletion=complete_runs,
     ),

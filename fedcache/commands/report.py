@@ -43,8 +43,8 @@ def report(
         str | None,
         typer.Option(
             "--score",
-            help="Accuracy of all runs: client-mean | pooled (over all test rows). Default: the primary "
-            "metric of the methods if all share it, else client-mean.",
+            help="Accuracy of all runs: client-mean | pooled (over all test rows). Default: the primary metric if "
+            "all methods have the same one, else client-mean.",
             show_default=False,
         ),
     ] = None,

@@ -83,7 +83,7 @@ class DepartureOptions:
     )
     seeds: str | None = option(
         None,
-        "Seeds for every row of the table, e.g. 0,1,2 or 0-4 (a deviation from the paper).",
+        "Use these seeds for every row of the table, e.g. 0,1,2 or 0-4 (a deviation from the paper).",
         PROTOCOL,
         default_text="as many seeds as in the paper",
     )

@@ -298,7 +298,7 @@ def runs_diff(names: RunNames, root: RunsDirectory = None) -> CommandResult:
             paths[one.path.resolve()] = one.path
     if len(paths) < 2:
         raise UsageError(
-            f"{' '.join(names)} names one run, but a comparison needs two.",
+            f"{' '.join(names)} names only one run, but a comparison needs two.",
             "fedcache runs diff A B",
         )
     entries = [finished_run(str(path), folder) for path in paths.values()]
@@ -384,7 +384,7 @@ def runs_rm(
             )
         if isinstance(entry, StoredRun) and entry.private:
             observer.note(
-                f"The privacy that {name} spent stays in the ledger (fedcache ls --privacy)."
+                f"The privacy budget that {name} spent stays in the ledger (fedcache ls --privacy)."
             )
     data = {"removed": [str(removal.path) for removal in planned], "bytes": size}
     # Without --yes a person has to answer; a script without --yes removes nothing.

@@ -152,8 +152,8 @@ def list_privacy(observer: TerminalObserver) -> CommandResult:
         is_private = cost.get("noise") and not cost.get("simulation", True)
         if is_private and not drawn <= known:
             observer.warn(
-                f"The run {run} drew noise that is not in the ledger. Lines of the ledger are missing, or the "
-                "run was trained under another FEDCACHE_HOME. More privacy was spent than this list shows."
+                f"Noise of the private run {run} is missing from the ledger: lines were deleted, or the run was "
+                "trained under another FEDCACHE_HOME. More privacy was spent than this list shows."
             )
     # One row for each partition, then one for each dataset whose rows are in several partitions.
     spent = totals(releases)

@@ -120,7 +120,7 @@ def answer_lines(done: Run, *, verbose: bool) -> list[str]:
     notes = caution_lines(result)
     if result["accuracy"]["mean"] is None:
         notes.append(
-            "No accuracy: a model gives scores that are not finite, or no client has test rows."
+            "No accuracy, because a model gives scores that are not finite or no client has test rows."
         )
     drawn = drawn_clients(result)
     if drawn is not None:
@@ -395,8 +395,8 @@ def weight_lines(counts: Mapping[str, int | None]) -> list[str]:
         return []
     names = ", ".join(few)
     return [
-        f"{len(few)} of {len(counts)} held-out values have fewer than {FEW_ROWS} rows: {names}. In the mean they "
-        "weigh as much as the others.",
+        f"{len(few)} of {len(counts)} held-out values have fewer than {FEW_ROWS} rows: {names}. The mean gives them "
+        "the same weight as the others.",
         f"  To leave them out of training and test: --hold-out each --min-rows {FEW_ROWS}",
     ]
 
@@ -435,8 +435,8 @@ def _unlike_seeds(done: Grid) -> str | None:
     if all(of_point == all_seeds for of_point in seeds):
         return None
     return (
-        "Configurations have different seeds, because some runs were trained with more seeds before. To "
-        f"compare all on equal seeds: --seeds {seeds_text(all_seeds)}"
+        "Some configurations have more seeds than others, because earlier runs trained them. To compare all on equal "
+        f"seeds: --seeds {seeds_text(all_seeds)}"
     )
 
 
@@ -788,7 +788,7 @@ def note_preset(
     if left_out:
         own_schemes = " or ".join(s for s in preset.schemes if s not in schemes)
         observer.note(
-            f"Arguments of the predefined grid that only its scheme {own_schemes} takes are left out: "
+            f"These arguments of the predefined grid are left out, because only the scheme {own_schemes} takes them: "
             f"{', '.join(left_out)}."
         )
     for note in preset.notes:

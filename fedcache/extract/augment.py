@@ -105,7 +105,7 @@ def parse_policy(text: str) -> tuple[Step, ...]:
             raise unknown("augmentation", name, (*POLICIES, *NUMBERS))
     if any(step.name == "crop" for step in steps[1:]):
         raise UsageError(
-            "--augment crops the image as it was decoded, so crop must be the first step.",
+            "--augment crops the decoded image before any other step, so the augmentation must begin with crop.",
             "crop,...",
         )
     if len(steps) > LONGEST:
@@ -161,6 +161,7 @@ def _numbers(word: str) -> tuple[float, ...]:
     by_name = dict(zip([number.name for number in wanted], values, strict=True))
     if "LOW" in by_name and by_name["LOW"] > by_name["HIGH"]:
         raise UsageError(
-            f"--augment {word} has LOW above HIGH.", f"Write {form}, with LOW at most HIGH."
+            f"In --augment {word}, LOW is larger than HIGH.",
+            f"Write {form}, with the smaller number first.",
         )
     return tuple(values)

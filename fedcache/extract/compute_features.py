@@ -143,7 +143,7 @@ def report_kept(writers: Mapping[str, ArrayWriter], observer: Observer) -> None:
         kept = len(writer.kept)
         if kept:
             chunks = kept + len(writer.missing())
-            observer.note(f"{key}: {kept} of {chunks} chunks kept, resuming.")
+            observer.note(f"{key}: resuming, {kept} of {chunks} chunks are already stored.")
 
 
 @dataclass(frozen=True)
@@ -275,9 +275,9 @@ class _Run:
             if holds == IMAGES:
                 rate += " before decoding"
         self.options.observer.note(
-            f"{names} on {settings.device}, {settings.dtype}, batch {settings.batch}, {processes} "
-            f"(threads each: {settings.threads}): {rate}. If the command is killed, at most {under_way:,} {holds} are "
-            "computed again."
+            f"{names} on {settings.device}, {settings.dtype}, batch {settings.batch}, {processes} (threads each: "
+            f"{settings.threads}): {rate}. If the command is killed, a second run repeats at most {under_way:,} "
+            f"{holds}."
         )
         report_kept(self.writers, self.options.observer)
 

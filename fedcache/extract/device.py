@@ -89,7 +89,7 @@ def resolve_device(requested: str) -> Device:
         # If ``gpus`` is empty, this is the name of torch's default GPU.
         name = torch.cuda.get_device_name(*gpus[:1])
         if len(gpus) > 1:
-            why += f", and {len(gpus)} of the same kind share the batches"
+            why += f", and {len(gpus)} GPUs of this kind share the batches"
         return Device("cuda", name, why, gpus)
     built = torch.version.cuda
     reason = "torch finds no NVIDIA driver or GPU"

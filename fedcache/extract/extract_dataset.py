@@ -216,8 +216,7 @@ def check_disk(
         need = math.ceil(need / part.of)
     if need + FULL_DISK_MARGIN > free:
         raise MachineError(
-            f"The features need {need:,} bytes plus a margin of {FULL_DISK_MARGIN:,}, but {parent} has "
-            f"{free:,} free.",
+            f"The features need {need:,} bytes plus a margin of {FULL_DISK_MARGIN:,}, but {parent} has {free:,} free.",
             "Free some space, choose another place with --store or FEDCACHE_HOME, or extract fewer backbones or views.",
         )
 
@@ -513,7 +512,8 @@ def report_dataset(data: Dataset, spec: str, augment: str | None, observer: Obse
         steps = [step.name for step in parse_policy(augment)]
         if "flip" in steps:
             observer.note(
-                "Views are not flipped, because a mirrored image of this dataset may belong to another class."
+                "The augmented views are not flipped, because a mirrored image of this dataset may belong to another "
+                "class."
             )
     both = trained_and_tested(data)
     if both:
@@ -521,7 +521,7 @@ def report_dataset(data: Dataset, spec: str, augment: str | None, observer: Obse
         verb = "hold"
         if both == 1:
             verb = "holds"
-        observer.warn(f"{rows} {verb} byte for byte the same content as a training row.")
+        observer.warn(f"{rows} {verb} exactly the same content as a training row.")
 
 
 def spec_of(config: ExtractConfig, home: Home, observer: Observer) -> tuple[str, ExtractConfig]:
@@ -563,7 +563,7 @@ def named_place(home: Home, name: str, digest: str) -> Path:
     slug = usable_name(name)
     if slug in ingested_stores(home):
         raise UsageError(
-            f"{name} is the name of embeddings that were ingested.", "Choose another --name."
+            f"{name} is already the name of ingested embeddings.", "Choose another --name."
         )
     place = place_of_content(home, slug, digest)
     if place != home.store(slug, digest):
@@ -584,7 +584,7 @@ def images_of_the_program(
     for name in ("layout", *COLUMNS):
         if getattr(config, name) is not None:
             raise UsageError(
-                f"{name} applies to reading files, but the images are given in memory.",
+                f"{name} applies only to files, but the images are given in memory.",
                 f"Leave {name} out.",
             )
     if config.workers:
@@ -661,7 +661,7 @@ def default_dataset(home: Home, observer: Observer) -> str:
     pinned = pinned_store()
     if pinned is not None:
         spec = pinned.get("dataset") or slug_in(Path(pinned["store"]))
-        observer.note(f"Dataset {spec}, which {FILE_NAME} of this folder names.")
+        observer.note(f"Using dataset {spec}, set by {FILE_NAME} of this folder.")
         return spec
     refuse_several_datasets(home)
     last = recall_last(home)

@@ -151,8 +151,8 @@ def note_of_other_devices(device: Device, computed: Sequence[Mapping[str, Any]])
         return None
     kinds = " and ".join(sorted(elsewhere))
     return (
-        f"The features that the model was trained on were computed on {kinds}. Features that are computed here "
-        "may differ from them in the last bits."
+        f"The model was trained on features that were computed on {kinds}. Features that are computed here may "
+        "differ in the last bits."
     )
 
 

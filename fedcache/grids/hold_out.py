@@ -59,8 +59,8 @@ def every_value(
             # At least two values have as many rows as the second largest number of rows.
             second = sorted((rows_of[word] for word in all_words), reverse=True)[1]
             raise UsageError(
-                f"--hold-out each needs at least two values of {by} with {least:,} rows or more, but only "
-                f"{len(words)} have so many.",
+                f"--hold-out each needs at least two values of {by} with {least:,} rows or more, but there are only "
+                f"{len(words)} such values.",
                 f"--min-rows {second}",
             )
         small = [word for word in all_words if rows_of[word] < least]
@@ -72,8 +72,8 @@ def every_value(
     if len(words) > MOST:
         sweep = shell_word(f"hold_out={in_a_list(words[:2])}")
         raise UsageError(
-            f"--hold-out each trains one run per value, but the column {by} has {len(words):,} values. "
-            f"With more than {MOST} values, the values to hold out must be named.",
-            f"Name the values to hold out in turn:  --by {shell_word(by)} --sweep {sweep}",
+            f"--hold-out each trains one run per value, and the column {by} has {len(words):,} values. For more than "
+            f"{MOST} values, you must name the values to hold out.",
+            f"Name the values:  --by {shell_word(by)} --sweep {sweep}",
         )
     return words

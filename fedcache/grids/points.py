@@ -112,7 +112,7 @@ def check_sweeps(methods: Sequence[str], sweeps: Mapping[str, Sequence[str]]) ->
         if place_and_name[0] == "set" and option is not None:
             flag = option.replace("_", "-")
             raise UsageError(
-                f"--sweep {key}: {option} must be the same for all configurations.",
+                f"--sweep {key}: {option} cannot be swept, because it must be the same for all configurations.",
                 f"Give --{flag} VALUE once, together with the sweeps. In Python:  options={{{option!r}: VALUE}}",
             )
         if place_and_name in seen:
@@ -134,7 +134,7 @@ def check_sweeps(methods: Sequence[str], sweeps: Mapping[str, Sequence[str]]) ->
                     repeated = f": {words[0]} and {words[1]}."
                 distinct = ",".join(same[0] for same in spellings.values())
                 raise UsageError(
-                    f"--sweep {key} names a value twice{repeated}", f"--sweep {key}={distinct}"
+                    f"--sweep {key} contains a value twice{repeated}", f"--sweep {key}={distinct}"
                 )
 
 

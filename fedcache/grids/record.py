@@ -113,7 +113,7 @@ def read_record(path: Path) -> dict[str, Any] | None:
     try:
         lines = read_sealed_lines(path, _chain_start(path))
         if not lines:
-            raise ValueError("is damaged: it has no whole line")
+            raise ValueError("is damaged: it has no complete line")
     except (OSError, ValueError) as error:
         raise CorruptionError(
             f"{path} {damage_of(error)}. The runs of the grid are not affected.",

@@ -105,7 +105,7 @@ class Trials:
                 self.ended: list[FrozenTrial] = [self._trial(line) for line in self._kept]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CorruptionError(
-                f"{self._file} {damage_of(error)}. The file no longer shows which trials this search has made.",
+                f"{self._file} {damage_of(error)}. fedcache can therefore not see which trials this search has made.",
                 "Remove the file and run the same command again. It draws the same trials and reuses the "
                 f"stored runs:  rm {shell_word(self._file)}",
             ) from error
@@ -388,8 +388,8 @@ class SearchRun(GridRun):
         for number in range(stored):
             if not self._read(trials.ended[number], trials):
                 self.observer.note(
-                    f"Trial {number + 1} was made from other data or with another version of the code. The "
-                    f"search makes trial {number + 1} and all later trials again."
+                    f"Trial {number + 1} was made from other data or with another version of the code. The search "
+                    f"repeats trial {number + 1} and all later trials."
                 )
                 trials.cut(number)
                 self.request = replace(self.request, points=self.request.points[:number])
@@ -451,7 +451,7 @@ class SearchRun(GridRun):
             message = str(facts["message"])
             self.done.failed.append(LostPoint(method, sweep, message, str(facts["hint"])))
             self.recorded(number, error=message)
-            self.observer.warn(f"{words} failed before: {message}")
+            self.observer.warn(f"The configuration {words} failed in an earlier search: {message}")
         return True
 
     def _make(self, trial: Trial, trials: Trials) -> None:

@@ -148,9 +148,9 @@ def search_of(
             if any(_ends_of(value) for value in values):
                 words = ",".join(values)
                 raise UsageError(
-                    f"--sweep {key}={words} is a range, but a grid needs a list of values.",
-                    "Search the range with --sampler optuna, or draw from it with --sampler optuna:random. Or "
-                    f"list values: --sweep {key}=a,b",
+                    f"--sweep {key}={words} is a range, but a grid without --sampler optuna needs a list of values.",
+                    "Search the range with --sampler optuna, or draw values from the range with --sampler "
+                    f"optuna:random. Or list values: --sweep {key}=a,b",
                 )
         return None
     names = "|".join(SAMPLERS)
@@ -200,7 +200,7 @@ def _dimension(
         raise UsageError(
             f"--sweep {key} changes the partition, but a search must compare accuracies on the same "
             "validation rows.",
-            "Run one search per value, and give the option instead of this --sweep. Or leave --sampler "
+            "Run one search for each value, with the value as an option instead of --sweep. Or leave --sampler "
             "optuna out.",
         )
     ends_of_values = [_ends_of(value) for value in values]
@@ -239,7 +239,7 @@ def _dimension(
         if whole:
             numbers = "whole numbers"
             example = "8..64"
-        order = "with the lower number first"
+        order = "with the smaller number first"
         if log:
             order += " and both numbers above 0"
         raise UsageError(

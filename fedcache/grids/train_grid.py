@@ -283,7 +283,7 @@ class GridRun:
         words = point_words(name, sweep)
         more = len(group) - 1
         if more:
-            words += f" and {more} more that differ in numbers"
+            words += f" and {more} more configurations that differ in numbers"
         first_number = len(self.ended) + 1
         total = len(request.points)
         self.observer.note(
@@ -351,7 +351,7 @@ class GridRun:
         if execution.points == 1 or not find_executor(execution.name).joins_points:
             return ""
         size = f"{execution.points} configurations and {execution.chunk} clients at once"
-        return f"They are trained together: {execution.name}, {size}"
+        return f"The configurations are trained together: {execution.name}, {size}"
 
     def end_point(self, number: int, out: Run | FedcacheError) -> None:
         """Keep a point that has ended, and note if it is the best so far."""
@@ -478,8 +478,8 @@ def lost_workers(grid: GridRun) -> Iterator[None]:
         if grid.stop.requested:
             raise stopped(grid) from error
         raise MachineError(
-            "A process that trains configurations was ended from outside; finished configurations are kept.",
-            "If memory ran out, run the same command again with a smaller --jobs.",
+            "A process that trains configurations was killed. Finished configurations are kept.",
+            "A common cause is too little memory. To resume, run the same command again with a smaller --jobs.",
         ) from error
 
 

@@ -59,7 +59,7 @@ def points_that_differ(
     points, unread = drop_unread(combinations(methods, sweeps, lacking), config)
     for key, why in unread.items():
         notes.append(
-            f"{key} has no effect with {why}, so configurations with {why} are trained once, without {key}."
+            f"{key} has no effect with {why}, so fedcache trains configurations with {why} only once, without {key}."
         )
     # Without these values, several points may be the same.
     distinct = dict.fromkeys((name, tuple(sweep.items())) for name, sweep in points)
@@ -100,7 +100,7 @@ def drop_unread(
             method_name = shell_word(points[0][0])
             raise UsageError(
                 f"--sweep {key} changes nothing: {hparam} has no effect with {why}.",
-                "Leave this --sweep out, or change the hyperparameter that disables it:  fedcache methods info "
+                f"Leave the --sweep out, or change the hyperparameter that disables {hparam}:  fedcache methods info "
                 f"{method_name}",
             )
     return reduced, unread

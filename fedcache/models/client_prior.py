@@ -82,8 +82,8 @@ class ClientPriors:
         if lost < MASKED_SHARE:
             return None
         return (
-            f"--client-prior {self.kind} is expected to exclude the right class of {100 * lost:.1f} % of a client's "
-            f"rows, because clients lack classes by chance (concentration k = {k:.4g}). --client-prior fitted "
+            f"--client-prior {self.kind} probably excludes the right class of {100 * lost:.1f} % of a client's rows, "
+            f"because clients lack some classes only by chance (concentration k = {k:.4g}). --client-prior fitted "
             "excludes only classes that no client has."
         )
 

@@ -229,9 +229,10 @@ class PriorAccuracy:
         before = {name: percent(accuracy) for name, accuracy in self.without.items()}
         after = {name: percent(accuracy) for name, accuracy in self.with_prior.items()}
         return (
-            f"Client prior {kind}, on the own test rows ({self.test_protocol}) of {clients:,} clients: the mean "
-            f"accuracy over clients is {before['client_mean']} without and {after['client_mean']} with the prior; "
-            f"over all {self.rows:,} rows it is {before['pooled']} without and {after['pooled']} with it."
+            f"Client prior {kind}, on each client's own test rows (test protocol of the partition: "
+            f"{self.test_protocol}), {clients:,} clients: the mean accuracy over clients is {before['client_mean']} "
+            f"without and {after['client_mean']} with the prior; the accuracy over all {self.rows:,} rows is "
+            f"{before['pooled']} without and {after['pooled']} with the prior."
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -304,7 +305,7 @@ class LeftOutRows:
             names = some_names(listed, 8)
             rows = sum(self.unknown.values())
             reasons.append(
-                _not_scored(rows, "of classes that are unknown to the model", f": {names}")
+                _not_scored(rows, "of classes that the model does not have", f": {names}")
             )
         if self.unlabelled:
             reasons.append(_not_scored(self.unlabelled, "without a label"))
@@ -417,12 +418,13 @@ class RunEvaluation:
         notes = self.left_out.sentences()
         m = self.measures
         if m.unscored:
-            notes.append(f"{m.unscored:,} rows could not be scored and are not counted.")
+            notes.append(f"{m.unscored:,} rows could not be scored and do not count.")
         if self.clients is not None:
             lowest = _named_accuracy(*self.clients.least)
             highest = _named_accuracy(*self.clients.most)
             notes.append(
-                f"Figures are means over clients' models; the lowest accuracy is {lowest}, the highest {highest}."
+                f"All numbers are means over the models of the clients; the lowest accuracy is {lowest}, the highest "
+                f"{highest}."
             )
         if self.client_prior is not None:
             notes.append(self.client_prior.sentence())
@@ -438,10 +440,10 @@ class RunEvaluation:
         if t is not None:
             nll = f"the NLL ({t.nll:.4f})"
             if t.at_limit:
-                nll += ", the largest value that was tried"
+                nll += ", and is the largest temperature that was tried"
             notes.append(
-                f"--temperature {t.value:.4g} minimises {nll}. The fit used these {t.rows:,} rows, so "
-                "judge the temperature on other rows."
+                f"--temperature {t.value:.4g} minimises {nll}. It was fitted on these {t.rows:,} rows, so evaluate "
+                "it on other rows."
             )
         return notes
 
@@ -659,7 +661,7 @@ def matched(
     if not known.any():
         listed = some_names(classes, 5)
         raise StoreError(
-            f"{name}: no row is labelled with a class of the model. The model's classes are {listed}. {reasons}",
+            f"{name}: no row has a label that is a class of the model. The model's classes are {listed}. {reasons}",
             "Give data with classes of these names.",
         )
     domains = tuple(names[1])

@@ -120,7 +120,7 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(
-                f"y has one class, {self.classes_[0]!r}; a classifier needs at least 2."
+                f"y has only one class, {self.classes_[0]!r}; a classifier needs at least 2."
             )
         if self.dtype not in DTYPES:
             raise unknown("dtype", self.dtype, DTYPES)
@@ -140,8 +140,8 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if unavailable:
             listed = ", ".join(sorted(unavailable))
             raise UsageError(
-                f"{method.name} also reads {listed}, but FedClassifier passes only features and labels.",
-                f"fedcache.train({method.name!r}, store)   trains on a store that has them.",
+                f"{method.name} also needs {listed}, but FedClassifier passes only features and labels.",
+                f"fedcache.train({method.name!r}, store)   trains on a store, which can have {listed}.",
             )
         seed = self.random_state
         # As in scikit-learn, ``random_state`` may also be None or a generator, from which the seed is drawn.
@@ -307,7 +307,7 @@ def _names(groups: Any, X: NDArray[np.float64]) -> NDArray[Any]:
         word = str(group)
         if word in MISSING and not isinstance(group, str):
             raise UsageError(
-                f"groups names no client for row {row} ({word}).",
+                f"groups has no client for row {row} ({word}).",
                 "Leave such rows out of X, y and groups.",
             )
         words.append(word)

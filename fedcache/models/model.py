@@ -186,7 +186,7 @@ class Model:
         # Features are floats, integers or truth values.
         fits = all(p.ndim == 2 and p.dtype.kind in "fiub" for p in parts)
         if not fits or tuple(p.shape[-1] for p in parts) != facts.widths:
-            hint = f"store.Xy({list(facts.backbones)!r}) gives such features of a store."
+            hint = f"store.Xy({list(facts.backbones)!r}) returns such features from a store."
             # Two mistakes are common: a single row without its axis, and images instead of features.
             if first.shape == (facts.width,):
                 hint = "For one row:  model.scores(x[None])"
@@ -197,7 +197,8 @@ class Model:
                 found = " and ".join(map(type_of, parts))
             reads = " + ".join(facts.backbones)
             raise StoreError(
-                f"The model reads features [N, {facts.width}] ({reads}), found {found}.", hint
+                f"The model reads features of shape [N, {facts.width}] ({reads}), found {found}.",
+                hint,
             )
         return parts
 

@@ -60,7 +60,7 @@ def settled(model: SavedModel, method: Method, settings: Mapping[str, Any]) -> d
         )
     if method.reads_test(hp):
         raise UsageError(
-            f"{facts.method} of this run adapts to labelled test rows, but a new client has none.",
+            f"The models of {facts.method} adapt to labelled test rows, but a new client has no such rows.",
             "--set adapt_on=train",
         )
     return hp
@@ -139,16 +139,16 @@ def personalise(
         if method.deploy is not keep_down:
             # A probe would be trained on the labelled rows of all clients.
             absent = missing_rows(
-                f"A model of {method.name} ends with a probe that is trained on the labelled rows of all "
-                "clients. These rows are not available here.",
-                "Train again with the new client taking part.",
+                f"The classifier of {method.name} is a probe that is trained on the labelled rows of all clients. "
+                "These rows are not available here.",
+                "Train again with the new client as one of the clients.",
             )
             deployed = method.deploy(down, state, absent, ctx)
         with torch.no_grad():
             part = method.personal_part(deployed, state, seen, ctx)
     except KeyError as error:
         raise StoreError(
-            f"The stored server message lacks {error}, which {method.name} needs to make a personal model.",
+            f"{method.name} needs {error} to make a personal model, but the run did not store it.",
             "Train the run again with --fresh and this version of fedcache.",
         ) from error
     except RuntimeError as error:
@@ -156,7 +156,8 @@ def personalise(
             raise
         words = ", ".join(f"{k}={v}" for k, v in settings.items())
         raise UsageError(
-            f"{words} does not fit the message of the run's server: {error}", "Leave --set out."
+            f"{words} does not fit what the server of the run sends to clients: {error}",
+            "Leave --set out.",
         ) from error
     personal = DeployedModel(method, deployed, part, no_training_rows(method.name), ctx)
     tensors = owned(client_tensors(personal, down))

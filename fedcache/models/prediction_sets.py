@@ -93,15 +93,15 @@ class PredictionSets:
         single = percent(found["single_share"])
         empty = percent(found["empty_share"])
         notes = [
-            f"Prediction sets for a coverage of {target}: the threshold is {limit:.4g}, from "
-            f"{rows:,} validation rows of {calibrating:,} clients. A set has {size:.2f} "
-            f"classes on average; {single} of the sets have one class and {empty} have none."
+            f"Prediction sets for a coverage of {target}: the threshold is {limit:.4g}, from {rows:,} validation "
+            f"rows of {calibrating:,} clients. A set has {size:.2f} classes on average; {single} of the sets have "
+            f"one class and {empty} have no class."
         ]
         if limit == math.inf:
             c = Fraction(str(self.target))
             needed = math.ceil(calibrating * c / (1 - c))
             notes.append(
-                f"All sets have all classes, because the coverage needs {needed:,} validation rows."
+                f"Every set has all classes, because this coverage needs {needed:,} validation rows."
             )
         mean = percent(found["client_mean"])
         lowest = percent(found["lowest"])
@@ -110,9 +110,9 @@ class PredictionSets:
         tested = len(self.clients)
         protocol = self.test_protocol
         notes.append(
-            f"On the own test rows ({protocol}) of {tested:,} clients, the mean coverage over "
-            f"clients is {mean} and the lowest is {lowest} (clients below {target}: {below:,}); over all rows it is "
-            f"{pooled}."
+            f"On each client's own test rows (test protocol of the partition: {protocol}), {tested:,} clients: the "
+            f"mean coverage over clients is {mean} and the lowest is {lowest} (clients below {target}: {below:,}); "
+            f"the coverage over all rows is {pooled}."
         )
         if self.without_rows:
             notes.append(f"Clients without test rows, left out: {self.without_rows:,}.")

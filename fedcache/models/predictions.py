@@ -22,7 +22,7 @@ from fedcache.store.lock import need_folder, output_file
 FORMATS = (".csv", ".jsonl", ".parquet")
 ROW_GROUP = 1 << 16
 """Number of rows of a .parquet file that are written at once."""
-NO_FEATURES = "its features are not all finite numbers"
+NO_FEATURES = "some of its features are not finite"
 """Reason that is given for a row that cannot be classified because of its features."""
 
 

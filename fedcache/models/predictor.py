@@ -57,7 +57,7 @@ class Predictor:
 
     def __post_init__(self) -> None:
         if not self.members:
-            raise UsageError("An ensemble needs a model.", "Give a seed of the run.")
+            raise UsageError("An ensemble needs at least one model.", "Give a seed of the run.")
         if self.temperature is not None:
             check_temperature(self.temperature)
 
@@ -164,7 +164,7 @@ class Predictor:
         count = len(self.members)
         if count > 1:
             raise UsageError(
-                f"{count} models are loaded, and each gives different embeddings.",
+                f"{count} models are loaded, and each model gives other embeddings.",
                 "Load one seed: seed=0",
             )
         member = self.members[0]
@@ -279,9 +279,11 @@ def _missing_array(store: Store, key: str, recipe: Mapping[str, Any]) -> StoreEr
     has = "it has " + (", ".join(store.arrays) or "none")
     if differences:
         has = f"its features of {name} have {', '.join(differences)}"
-    message = f"{store.path.name} lacks the features of {name} that the model was trained on"
+    message = (
+        f"{store.path.name} does not have the features of {name} on which the model was trained"
+    )
     if "size" not in recipe:  # ingested embeddings
-        return StoreError(f"{message}; {has}.", "Give a store that has them.")
+        return StoreError(f"{message}; {has}.", "Give a store that has these features.")
     if weights != "none":
         message += f" (weights {weights[:12]})"
     hint = f"fedcache backbones import FILE --as {shell_word(name)}"
@@ -314,4 +316,6 @@ def encoders_of(model: SavedModel, home: Home, given: Mapping[str, Path]) -> Fro
         )
     except UsageError as error:
         name = item.backbone.name
-        raise refused(f"its live encoders are {name}, which has none ({error.message})") from error
+        raise refused(
+            f"its encoders are those of {name}, which cannot be used here ({error.message})"
+        ) from error

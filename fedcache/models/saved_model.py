@@ -216,14 +216,14 @@ def check_facts(facts: Mapping[str, Any]) -> None:
     classes = known["classes"]
     distinct = len(set(classes))
     if not classes or distinct < len(classes):
-        raise refused(f"it has {len(classes)} classes with {distinct} different names")
+        raise refused(f"it has {len(classes)} classes with only {distinct} different names")
     # One width may stand for all keys; recipes and computed facts exist for every key or for none.
     count = len(known["keys"])
     legal = {"widths": (1, count), "recipes": (0, count), "computed": (0, count)}
     for name, counts in legal.items():
         found = len(known[name])
         if not count or found not in counts:
-            raise refused(f"{count} keys have {found} {name}")
+            raise refused(f"there are {count} keys, but {found} {name}")
     for key, recipe in zip(known["keys"], known["recipes"], strict=False):
         _check_recipe(key, recipe)
     for how in known["computed"]:
@@ -280,14 +280,16 @@ def _check_encoder(known: Mapping[str, Any]) -> None:
             f"its encoder uses recipe number {encoder}, but it has {len(recipes)} recipes"
         )
     if template is None or template.count("{}") != 1:
-        raise refused(f"its prompt template is {_shown(template)}, expected one {{}} for the class")
+        raise refused(
+            f"its prompt template is {_shown(template)}, expected exactly one {{}} for the class"
+        )
 
 
 def _check_clients(known: Mapping[str, Any]) -> None:
     saved = known["saved"]
     clients = known["clients"]
     if saved and known["protocol"] == "global":
-        raise refused(f"it is one global model, but it also has models of {len(saved)} clients")
+        raise refused(f"it is a global model, but it also contains models of {len(saved)} clients")
     # A client that joined later has the number after the last one.
     numbers = sorted(saved.values())
     if len(set(numbers)) < len(saved) or any(number > clients for number in numbers):
@@ -327,20 +329,25 @@ def check_tensors(facts: Any, tensors: Mapping[str, Tensor], *, stacked: bool) -
             one_per_feature = t.dtype == torch.float64 and tuple(t.shape) == (facts.width,)
             if not one_per_feature or not bool(t.isfinite().all()):
                 raise refused(
-                    f"{name} is missing or is not {facts.width} numbers, which feat_post {facts.feat_post} needs"
+                    f"feat_post {facts.feat_post} needs {name} with {facts.width} numbers, but the tensor is missing "
+                    "or has another shape"
                 )
         if not bool((tensors["features/scale"] > 0).all()):
-            raise refused("features/scale holds numbers that are not above 0")
+            raise refused("features/scale contains numbers that are not above 0")
     text = tensors.get("features/text")
     classes = len(facts.classes)
     if text is not None:
         shape = list(text.shape)
         one_per_class = text.dim() == 2 and len(text) == classes
         if not one_per_class or not text.is_floating_point():
-            raise refused(f"features/text is {shape}, expected a row for each of {classes} classes")
+            raise refused(
+                f"features/text has shape {shape}, expected a row for each of {classes} classes"
+            )
     for name in tensors:
         if not name.startswith(("server/", PREFIX)) and name not in expected:
-            raise refused(f"it holds {_shown(name)}, which its metadata does not mention")
+            raise refused(
+                f"it contains {_shown(name)}, but its metadata does not mention this tensor"
+            )
     _check_stacks(facts, tensors, stacked=stacked)
 
 
@@ -348,7 +355,7 @@ def check_finite(tensors: Mapping[str, Tensor]) -> None:
     """Refuse a model with a number that is not finite, because rows would have no score. Raises StoreError."""
     for name, t in tensors.items():
         if t.is_floating_point() and not bool(t.isfinite().all()):
-            raise refused(f"{name} holds numbers that are not finite")
+            raise refused(f"{name} contains numbers that are not finite")
 
 
 def _check_stacks(facts: Any, tensors: Mapping[str, Tensor], *, stacked: bool) -> None:
@@ -368,11 +375,13 @@ def _check_stacks(facts: Any, tensors: Mapping[str, Tensor], *, stacked: bool) -
         elif last.startswith(("down/", "own/")):
             stacks.append((group, name, t))
         else:
-            raise refused(f"it holds {_shown(name)}, which is not a tensor of a client")
+            raise refused(f"it contains {_shown(name)}, which is not a tensor of a client")
     for group, name, t in stacks:
         stacked_rows = group in rows and t.dim() >= 1
         if not stacked_rows or len(t) != rows[group]:
-            raise refused(f"{name} is {list(t.shape)}, expected a row for each client of its group")
+            raise refused(
+                f"{name} has shape {list(t.shape)}, expected a row for each client of its group"
+            )
     # Files of format 1 have no tensors for a client whose model equals the server's.
     saved = sorted(facts.saved.values())
     listed.sort()
@@ -381,7 +390,7 @@ def _check_stacks(facts: Any, tensors: Mapping[str, Tensor], *, stacked: bool) -
     if not complete and not allowed:
         held = _shown(listed)
         raise refused(
-            f"it holds tensors of clients {held}, but its metadata lists clients {_shown(saved)}"
+            f"it contains tensors of clients {held}, but its metadata lists clients {_shown(saved)}"
         )
 
 
@@ -585,7 +594,7 @@ class SavedModel:
             try:
                 tensors = of_format_1(tensors)
             except ValueError as error:
-                raise refused("it holds tensors of a client without a number") from error
+                raise refused("it contains tensors of a client without a number") from error
         check_tensors(facts, tensors, stacked=stacked)
         return cls(facts, tensors)
 
@@ -629,7 +638,7 @@ class SavedModel:
         if not facts.personal:
             if client is not None:
                 raise UsageError(
-                    f"{facts.method} trained one global model; {client!r} has no personal model.",
+                    f"{facts.method} trained one global model, so {client!r} has no personal model.",
                     "Leave --client out.",
                 )
             return None
@@ -778,7 +787,7 @@ class SavedModel:
             wrong = " + ".join(map(str, found))
             names = " + ".join(facts.backbones)
             raise StoreError(
-                f"The model reads {widths} features ({names}), found {wrong}.",
+                f"The model reads features of the widths {widths} ({names}), found {wrong}.",
                 "Give features of the same backbones in the same order.",
             )
         of_one_view = [_finite(np.asarray(a))[:, None] for a in arrays]
@@ -877,8 +886,7 @@ def _check_scores(model: DeployedModel, *, needs_client: bool) -> None:
         # Tensors of wrong shapes, names and types raise errors of many kinds.
         if needs_client and isinstance(error, KeyError):
             raise UsageError(
-                f"{name} has no global model: its server holds the shared part of the model, but no "
-                "classifier.",
+                f"{name} has no global model: its server has only the shared part of the model, without a classifier.",
                 "Use the personal model of a client: --client NAME",
             ) from None
         raise refused(f"{name} cannot score with its tensors ({reason(error)})") from error
@@ -960,8 +968,8 @@ def collect(
         if by_default and all_clients > MOST_BYTES:
             megabytes = all_clients / 1e6
             notes = (
-                f"The personal models of {len(out.clients):,} clients would take {megabytes:,.0f} MB and "
-                "are not saved. To save them: --fresh --save-clients all, or the names of some clients.",
+                f"The personal models of {len(out.clients):,} clients are not saved, because they would take "
+                f"{megabytes:,.0f} MB. To save the models: --fresh --save-clients all, or the names of some clients.",
             )
             break
         saved[out.clients[number]] = number
@@ -1052,7 +1060,7 @@ class ModelOptions:
     )
     one_for_all: bool = option(
         False,
-        "Use the server's model, for a method that also trains personal models.",
+        "Use the server's model. Only for a method that also trains personal models.",
         MODEL,
         name="--global",
         common=True,
@@ -1085,7 +1093,8 @@ class ModelOptions:
     )
     backbone: tuple[str, ...] = option(
         (),
-        "Allow this backbone of the model, module:MODULE:FACTORY. Its Python code is run: name only trusted code.",
+        "Allow the model to load this backbone, module:PACKAGE.MODULE:FACTORY. This runs its Python code, so name "
+        "only code that you trust.",
         MODEL,
         default_text="none",
     )
@@ -1118,7 +1127,7 @@ class PredictOptions:
     )
     split: str = option(
         "all",
-        "Which split of --store to use.",
+        "Split of --store to use.",
         ROWS,
         choices=("all", "train", "test", "validation"),
     )
@@ -1166,14 +1175,14 @@ class EvaluateOptions:
     )
     split: str = option(
         "all",
-        "Which split of these rows to use.",
+        "Split of these rows to use.",
         ROWS,
         choices=("all", "train", "test", "validation"),
         common=True,
     )
     coverage: float | None = option(
         None,
-        "Also make prediction sets with this coverage, for one global model and a run with --validation.",
+        "Also make prediction sets with this coverage. Needs one global model and a run with --validation.",
         RESULT,
         default_text="no prediction sets",
         common=True,
@@ -1238,7 +1247,7 @@ class PersonaliseOptions:
         None,
         "Name of the new client.",
         MODEL,
-        default_text="the client name of the shard, else the name of the store",
+        default_text="the client name in the store, else the name of the store",
     )
     set: Mapping[str, str] = option(
         {},

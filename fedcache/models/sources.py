@@ -40,7 +40,7 @@ def read_recipes(model: SavedModel) -> list[Recipe]:
     if not has_known_backbones(model):
         names = " + ".join(model.facts.backbones)
         raise StoreError(
-            f"The model was trained on embeddings of {names}, and fedcache cannot compute these from "
+            f"The model was trained on embeddings of {names}, but fedcache cannot compute these embeddings from "
             "images.",
             "fedcache predict RUN --embeddings FILE   reads such embeddings.",
         )
@@ -69,7 +69,7 @@ def find_inputs(model: SavedModel, paths: Sequence[Path], *, follow_links: bool)
         backbones = shell_word(",".join(model.facts.backbones))
         names = " + ".join(model.facts.backbones)
         raise UsageError(
-            f"The model reads rows of numbers with {names}. predict can read such rows only from a store.",
+            f"The backbone {names} of the model reads rows of numbers. predict can read such rows only from a store.",
             f"fedcache extract --dataset rows:{file} --backbones {backbones}, then  fedcache predict RUN --store STORE",
         )
     if kind == TEXTS:
@@ -263,7 +263,7 @@ def features_of_file(model: SavedModel, columns: Mapping[str, Any], path: Path) 
     found = _with_widths(columns, [column.shape[-1] for column in columns.values()])
     reads = _with_widths(facts.backbones, facts.widths)
     raise StoreError(
-        f"{path} has features {found}, but the model reads {reads}.",
+        f"The features of {path} are {found}, but the model reads {reads}.",
         "Name the columns features/<backbone>, or give one matrix of all backbones side by side.",
     )
 

@@ -91,7 +91,7 @@ class Comparisons:
         """
         if len(self.tables) != 1:
             raise UsageError(
-                f"--plot draws the diagram of one table, but these runs give {len(self.tables)} tables.",
+                f"--plot can draw only one table, but these runs give {len(self.tables)} tables.",
                 "Give several runs of one setting, or compare over settings:  --over settings",
             )
         comparison_output.draw_ranks(self.tables[0], Path(path))
@@ -133,13 +133,13 @@ def compare_entries(
         what = "no run was found"
         if entries:
             only = entries[0]
-            what = f"only one was found ({only.method}, {only.digest})"
+            what = f"only one run was found ({only.method}, {only.digest})"
             if isinstance(only, MergedRun):
                 members = len(only.members)
                 what = f"these {members} runs have equal settings and count as one"
         lost = ""
         if found.left_out:
-            lost = f"; {len(found.left_out)} could not be read"
+            lost = f"; runs that could not be read: {len(found.left_out)}"
         raise UsageError(
             f"A comparison needs two finished runs, but {what}{lost}.",
             "Train another method on the same partition:  fedcache grid --method fedavg,fed3r --seeds 0-4",
@@ -213,17 +213,17 @@ def compare_entries(
         raise UsageError(
             f"No two of the {len(entries)} runs share a dataset and a partition, so they cannot be "
             "compared.",
-            "Train another method with the same partition, or compare methods over settings:  --over settings",
+            "Train another method with the same partition. Or compare methods over settings:  --over settings",
         )
     if any(made.over == HELD_OUT for made in tables):
         sentences.append(
-            "Runs that each hold out one value form one table over these values. To compare the runs of "
+            "Runs that hold out one value each are compared in one table over these values. To compare the runs of "
             "one value:  fedcache compare RUN RUN"
         )
     if len(groups) > 1:
         sentences.insert(
             0,
-            f"The runs belong to {len(groups)} datasets or partitions, and a table has only runs of one of them. To "
+            f"The runs belong to {len(groups)} different datasets or partitions, so there is one table for each. To "
             "compare methods across all of them:  --over settings",
         )
     return Comparisons(tuple(tables), tuple(sentences), tuple(found.left_out))
@@ -278,12 +278,13 @@ def check(
         raise unknown("--pairs", pairs, PAIRS)
     if pairs == "all" and against is not None:
         raise UsageError(
-            "--pairs all and --against are both given, but all pairs need no reference.",
+            "--pairs all and --against are both given, but --pairs all uses no reference.",
             "Leave one of them out.",
         )
     if not LOWEST <= level <= HIGHEST:
         raise UsageError(
-            f"--level {level:g} is not from {LOWEST} to {HIGHEST}.", "For example --level 0.95"
+            f"--level is {level:g}, expected a number from {LOWEST} to {HIGHEST}.",
+            "For example --level 0.95",
         )
 
 
@@ -317,7 +318,7 @@ def _reference(against: str | Run, blocks: PairedBlocks) -> str:
     if len(matching) > 1:
         listed = ", ".join(matching[:5])
         raise UsageError(
-            f"--against {against} fits {len(matching)} runs: {listed}.",
+            f"--against {against} matches {len(matching)} runs: {listed}.",
             "Give one of these names, or the first letters of its digest (fedcache runs list).",
         )
     return matching[0]

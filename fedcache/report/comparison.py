@@ -492,7 +492,7 @@ def _notes(c: Comparison, *, best_is_reference: bool) -> list[str]:
             )
         elif c.ranking is None:
             notes.append(
-                f"Ranks are not tested, because some results are the same for all {c.over}."
+                f"Ranks are not tested, because some runs have the same result for all {c.over}."
             )
     if c.ranking is not None and c.ranking.blocks < count:
         blocks = c.ranking.blocks
@@ -519,8 +519,8 @@ def too_few_words(c: Comparison) -> str:
         times = f" ({c.lowest:.3g} after Holm's correction for {c.tested} tests)"
     least = c.lowest / c.tested
     return (
-        f"{len(c.blocks)} {c.over} are too few for this test to reach significance: its smallest possible p is "
-        f"{least:.3g}{times}, and significance needs less than {c.alpha:.2g}."
+        f"{len(c.blocks)} {c.over} are too few for this test to show significance: its smallest possible p is "
+        f"{least:.3g}{times}, and a significant p is below {c.alpha:.2g}."
     )
 
 
@@ -554,7 +554,7 @@ def _one_block(c: Comparison) -> str:
     if any(p.rows for p in c.pairs):
         untested = f"no test over {c.over}"
     block = c.over.removesuffix("s")
-    return f"One {block} only ({c.blocks[0]}): {lacks} and {untested}. {more}"
+    return f"There is only one {block} ({c.blocks[0]}), so there is {lacks} and {untested}. {more}"
 
 
 def _spreadless(c: Comparison) -> list[str]:
@@ -587,7 +587,7 @@ def _spreadless(c: Comparison) -> list[str]:
         if len(pair.blocks) == 1:
             block = pair.blocks[0]
             notes.append(
-                f"{words} share only one of the {c.over} ({block}), which is too few for a test."
+                f"{words} have only one of the {c.over} in common ({block}), which is too few for a test."
             )
         elif pair.p is not None:
             continue
@@ -597,12 +597,10 @@ def _spreadless(c: Comparison) -> list[str]:
             equal_differences.append(words)
     if repeated:
         named = "; ".join(repeated)
-        notes.append(f"{named} not tested: each result is the same for all {c.over}.")
+        notes.append(f"{named} not tested, because each run has the same result for all {c.over}.")
     if equal_differences:
         named = "; ".join(equal_differences)
-        notes.append(
-            f"{named} not tested: all differences are equal, so there is no spread for a test."
-        )
+        notes.append(f"{named} not tested, because the difference is the same for all {c.over}.")
     return notes
 
 
@@ -681,8 +679,8 @@ def check_metric(metric: str, over: str) -> None:
         block = over.removesuffix("s")
         known = ", ".join(METRICS[over])
         raise UsageError(
-            f"The score {metric} cannot be compared over {over}, because a result has only the mean over seeds, "
-            f"not a value for each {block}.",
+            f"The score {metric} cannot be compared over {over}, because results contain only its mean over seeds "
+            f"and no value for each {block}.",
             f"Use --over settings with this score. Scores for --over {over}: {known}.",
         )
 
@@ -723,7 +721,7 @@ def within(
         if not kept:
             count = "no run has"
         raise UsageError(
-            f"{where}: {count} values of {metric}, but a comparison needs two runs.",
+            f"{where}: {count} a value of {metric}, but a comparison needs two runs.",
             "Train another method on the same dataset and partition:  fedcache train --method fed3r",
         )
     blocks, values = _aligned([rows[name] for name in kept])
@@ -746,7 +744,7 @@ def within(
         # Every seed of a run is used, also one that no other run has.
         used = known.any(axis=0)
         shared = known.sum(axis=0) >= 2
-        hint = "Train all of them with the same --seeds, or give runs that share seeds."
+        hint = "Train all runs with the same --seeds, or give runs that have seeds in common."
         notes += merged_notes(kept)
     if not shared.any():
         held = []
@@ -827,7 +825,7 @@ def merged_notes(runs: RunsByName) -> list[str]:
             which = _some([member.digest[:8] for member in run.members])
             members = len(run.members)
             notes.append(
-                f"{name} is made of {members} runs with equal settings and the seeds {seeds} ({which})."
+                f"{name} combines {members} runs with equal settings and the seeds {seeds} ({which})."
             )
             if not run.exact:
                 notes.append(
@@ -907,7 +905,8 @@ def across(entries: Sequence[StoredRun], metric: str) -> PairedBlocks:
         methods = counted(len(by_label), "method")
         settings = counted(len(wheres), "setting")
         raise UsageError(
-            f"Of {methods} in {settings}, no two have {metric} in the same two settings.",
+            f"A comparison needs two methods that both have {metric} in two common settings. No pair of the "
+            f"{methods} has this in the {settings}.",
             "Train the same methods on another dataset or partition, or leave --over settings out.",
         )
     kept = [e for row in runs.values() for e in row]
@@ -924,7 +923,7 @@ def across(entries: Sequence[StoredRun], metric: str) -> PairedBlocks:
     count = len(blocks)
     where = f"{count} settings of {counted(datasets, 'dataset')}"
     if datasets < len(blocks):
-        notes.append(f"{where} are not independent, so p is too small.")
+        notes.append(f"{where} are not independent, so the true p is larger.")
     return _one_value_each(where, runs, blocks, metric, notes)
 
 
@@ -936,7 +935,8 @@ def over_held_out(group: HeldOutGroup, metric: str) -> PairedBlocks:
     runs, values, lost = _without_holes(group.rows(), group.values, metric)
     if len(runs) < 2 or len(values) < 2:
         raise UsageError(
-            f"{group.title}: no two methods have {metric} for the same two values of {group.column}.",
+            f"{group.title}: a comparison needs two methods that both have {metric} for the same two values of "
+            f"{group.column}, and there are none.",
             "Train the same methods again, with the option --hold-out each.",
         )
     notes = _not_alike(runs, metric)
@@ -945,7 +945,7 @@ def over_held_out(group: HeldOutGroup, metric: str) -> PairedBlocks:
     notes += _seeds_differ(runs)
     notes += merged_notes(runs)
     notes.append(
-        f"Each {group.column} is a separate test set, but the training sets overlap, so p is too small."
+        f"Each {group.column} is a separate test set, but the training sets overlap, so the true p is larger."
     )
     return _one_value_each(group.title, runs, values, metric, notes)
 
@@ -1089,7 +1089,7 @@ def _drawn_apart(runs: RunsByName) -> list[str]:
     if len(kinds) < 2:
         return []
     parts = "; ".join(f"{_some(names)}: {kind}" for kind, names in kinds.items())
-    return [f"Runs are scored over different numbers of clients. {parts}."]
+    return [f"Runs are scored on different numbers of clients. {parts}."]
 
 
 def _seeds_differ(runs: RunsByName) -> list[str]:
@@ -1101,7 +1101,9 @@ def _seeds_differ(runs: RunsByName) -> list[str]:
     number = str(counts[0])
     if counts[0] < counts[-1]:
         number = f"{counts[0]} to {counts[-1]}"
-    return [f"Each value is the mean over a run's own {number} seeds, which differ between runs."]
+    return [
+        f"Each value is the mean over the run's own seeds ({number}), and runs have different seeds."
+    ]
 
 
 def _some(names: Sequence[str], between: str = ", ") -> str:

@@ -30,7 +30,7 @@ def summary(made: Comparisons) -> tuple[str, Sheet, list[str]]:
         best = only.first
         sure = certainty(only)[1]
         lines = [
-            f"{best.name}, with {percent(best.mean)} % on the test rows, is {only.chosen_by}. {sure}"
+            f"{best.name} ({percent(best.mean)} % on the test rows) is {only.chosen_by}. {sure}"
         ]
         # The answer already contains the note on a test that cannot reach significance.
         notes = [note for note in (*only.notes, *notes) if note not in lines[0]]
@@ -73,7 +73,7 @@ def certainty(c: Comparison) -> tuple[str, str]:
                 p = 1.0
             tested[other] = p
     if not tested:
-        return "not known", "How sure: not known, because nothing here can be tested."
+        return "not known", "How sure: not known, because no difference can be tested."
     unclear = [name for name, p in tested.items() if p >= c.alpha]
     if not unclear:
         names = some_names([*tested], MOST_NAMED)

@@ -176,7 +176,7 @@ def finished_run(name: str, root: Path) -> StoredRun:
     found = every_run([name], root)
     if len(found) != 1:
         raise UsageError(
-            f"{name} names {len(found)} runs, expected one.",
+            f"{name} matches {len(found)} runs, expected one.",
             "Give one run of `fedcache runs list`.",
         )
     if isinstance(found[0], LeftOut):

@@ -296,8 +296,8 @@ def _cells(evaluations: Sequence[RunEvaluation]) -> tuple[list[Column], list[lis
 def reliability(ident: str, evaluations: Sequence[RunEvaluation]) -> Plot:
     """The figure of accuracy over confidence, a point for each bin. On the diagonal both are equal."""
     description = (
-        f"Accuracy of the rows in each of {BINS} bins of confidence. Below the diagonal a model is "
-        "overconfident."
+        f"Accuracy of the rows in each of {BINS} bins of confidence. Points below the diagonal show an overconfident "
+        "model."
     )
     rows: Rows = []
     for e in evaluations:

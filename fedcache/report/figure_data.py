@@ -89,9 +89,7 @@ def dots(ident: str, source: RunStore) -> Plot | None:
         rows.append([names[i], classes[j], int(counts[i, j])])
     shown = counts[:MOST_CLIENTS, :MOST_CLASSES]
     across, down = shown.shape
-    description = (
-        "Training rows of each client and class; the area of a dot shows how many they are."
-    )
+    description = "Training rows of each client and class; the area of a dot shows their number."
     if shown.shape != counts.shape:
         every = counts.shape[1]
         description += f" The first {across} of {clients} clients, {down} of {every} classes."

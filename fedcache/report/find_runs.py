@@ -63,9 +63,8 @@ AS_CLAIMED = ", as reported by the sites"
 """End of a setting's name if its sites scored themselves."""
 
 CLAIMED = (
-    "Accuracy, F1 and fairness are claimed: each site scored itself on its own test rows, and the server "
-    "can bound these values but not check them. They are shown separately from results that were "
-    "measured here."
+    "Accuracy, F1 and fairness are claims of the sites: each site scored itself on its own test rows. The server can "
+    "limit these values, but cannot check them. They are shown separately from results that were measured here."
 )
 """Note on values that sites report about themselves."""
 
@@ -337,8 +336,8 @@ def _newest(entries: Sequence[StoredRun]) -> tuple[list[StoredRun], list[LeftOut
             newest_seeds.setdefault(key, set()).update(entry.seeds)
     kept = []
     old = []
-    why = "is the same run, made by older code"
-    hint = "Give its name to show it, or remove such runs:  fedcache gc --kind old-runs"
+    why = "is an older result of the same run, made by older code"
+    hint = "Give the name of the run to show it, or remove such runs:  fedcache gc --kind old-runs"
     for key, code, entry in zip(keys, codes, entries, strict=True):
         has_own_seed = not newest_seeds[key].issuperset(entry.seeds)
         if code == newest_code[key] or has_own_seed:
@@ -400,14 +399,15 @@ def find_one(name: str, root: Path, observer: Observer | None = None) -> Path:
     runs = [run for run in opened if isinstance(run, StoredRun)]
     if not runs:
         raise UsageError(
-            f"{name} holds {len(found)} runs, expected one.", "Give a run of `fedcache runs list`."
+            f"{name} contains {len(found)} runs, expected one.",
+            "Give a run of `fedcache runs list`.",
         )
     newest = runs[-1]
     count = len(runs)
     if len({_identity(run) for run in runs}) == 1:
         if observer is not None:
             observer.note(
-                f"{name} fits {count} runs of the same settings. The newest is used: {newest.digest[:8]}."
+                f"{name} matches {count} runs with the same settings. fedcache uses the newest: {newest.digest[:8]}."
             )
         return newest.path
     lines = []
@@ -417,7 +417,7 @@ def find_one(name: str, root: Path, observer: Observer | None = None) -> Path:
         lines.append(f"  {run.digest[:8]}  {label_of(run, names)} on {setting_name(run)}")
     listed = "\n".join(lines)
     raise UsageError(
-        f"{name} fits {count} runs of different settings. The newest are:\n{listed}",
+        f"{name} matches {count} runs with different settings. The newest are:\n{listed}",
         f"Give the name of one of them, for example {newest.digest[:8]}.",
     )
 
@@ -509,7 +509,7 @@ def _named(
     if matches:
         shown = ", ".join(path.name for path in matches[:5])
         raise UsageError(
-            f"{text!r} fits {len(matches)} runs: {shown}.", "Give more letters of the name."
+            f"{text!r} matches {len(matches)} runs: {shown}.", "Give more letters of the name."
         )
     # The name of a method, dataset or partition needs a prefix.
     kind = _kind_of(text, root)

@@ -82,8 +82,8 @@ def model_card(
             tensors.append(f"{name} [{shape}]")
         own = ", ".join(tensors)
         parts["What the model reveals about a client"] = [
-            f"It contains tensors made only from the rows of {client} ({own}). Share it only with people "
-            "who are allowed to know these rows.",
+            f"It contains tensors that were computed only from the rows of {client} ({own}). Share it only with "
+            "people who are allowed to know these rows.",
             *_held_rows(predictor),
         ]
     if predictor.prior is not None:
@@ -147,7 +147,7 @@ def _data(saved: SavedModel, result: Result | None) -> list[str]:
         column = part["args"].get("by") or "domain"
         listed = ", ".join(held)
         lines.append(
-            f"Held out: {column} {listed}. Its rows were not trained on and are the test set."
+            f"Held out: {column} {listed}. Its rows are the test set and were not used for training."
         )
     holds = data.get("holds", IMAGES)
     args = ", ".join(f"{k} {_words(v)}" for k, v in part["args"].items() if v is not None)
@@ -310,7 +310,7 @@ def export_model(
             "For example -o model.onnx, or -o FOLDER",
         )
     if options.seed == "all":
-        raise UsageError("An exported model belongs to one seed.", "--seed 0")
+        raise UsageError("An exported model has exactly one seed.", "--seed 0")
     out = Path(request.out)
     kind = format_of(out, request.kind)
     check_place(out, kind, request.force)

@@ -315,10 +315,7 @@ MOST_NAMED = 4
 """Maximum number of runs that a note lists; for more runs it gives their number."""
 MOST_VALUES = 24
 """Maximum number of values of a setting for which the table has a filter."""
-PRIVATE = (
-    "a run of this setting has differential privacy, and its epsilon covers neither the partition nor "
-    "the features"
-)
+PRIVATE = "a run of this setting has differential privacy, and epsilon does not cover the partition or the features"
 """Reason, in place of a store, why nothing that is read from the store is shown."""
 
 
@@ -327,8 +324,8 @@ def refuse_private(entries: Sequence[StoredRun]) -> None:
     private = [e.digest[:8] for e in entries if e.private]
     if private:
         raise UsageError(
-            f"{some_names(private, 5)} has differential privacy. Its epsilon does not cover the rows that "
-            "--with-images shows as images.",
+            f"{some_names(private, 5)} has differential privacy. --with-images would show images of rows, and "
+            "epsilon does not cover these images.",
             "Leave --with-images out, or name other runs.",
         )
 
@@ -506,9 +503,7 @@ def _summary(entries: Sequence[StoredRun], score: str) -> str:
     elif len(entries) > 1:
         description += " Sorted by test accuracy; the highest value of a column is bold."
     if any(_worst(e) is not None for e in entries):
-        description += (
-            " Worst 10 % is the mean over the worst tenth of clients, where clients differ."
-        )
+        description += " Worst 10 % is the mean over the tenth of clients with the lowest accuracy, if clients differ."
     if entries[0].claimed:
         description += f" {CLAIMED}"
     return description

@@ -275,7 +275,7 @@ def verdict(named: Named, score: str) -> Verdict | None:
         why += f" {names} reached the same results."
     if equals and not rivals:
         certainty = "Tied"
-        why = "All runs reached the same results; this run is the first by method and settings."
+        why = "All runs reached the same results; this run is the first in the order of methods and settings."
     validation = None
     if has_validation(e.result for e in field):
         validation = validation_value(best.result, score)
@@ -484,8 +484,8 @@ def cost_of(
         accuracy = percent(least.accuracy(score))
         sent_by_least = bytes_words(sent_bytes(least)) or "nothing"
         words += (
-            f" The cheapest run without a significant difference on these rows: {label[least.digest]}, {accuracy} %, "
-            f"{sent_by_least} sent."
+            f" The cheapest run that does not differ significantly on these rows: {label[least.digest]}, {accuracy} "
+            f"%, {sent_by_least} sent."
         )
     return words
 
@@ -556,9 +556,9 @@ def few_validation_classes(results: Iterable[Result]) -> str | None:
         most = min(validation["rows"] / part["clients"], typical_classes(result) or math.inf)
         if most < result["classes"]:
             return (
-                f"The validation rows of a typical client hold at most {most:.3g} of {result['classes']} classes, "
+                f"The validation rows of a typical client have at most {most:.3g} of {result['classes']} classes, "
                 "but personal models are tested on all classes. Validation may therefore rank settings, such as "
-                "learning rates, in another order than the test rows: compare both columns."
+                "learning rates, in another order than the test rows. Compare both columns."
             )
     return None
 
@@ -626,9 +626,7 @@ def next_step(result: Result) -> str:
     if result["rounds"] > 1:
         rates = f"fedcache methods info {shell_word(method)}"
         return f"the same command with --rounds {4 * result['rounds']}, or other rates ({rates})"
-    return (
-        "see in `fedcache inspect` whether features separate the classes, or try other --backbones"
-    )
+    return "check in `fedcache inspect` whether the features separate the classes, or try other --backbones"
 
 
 def _tuned_values(method: str) -> dict[str, Any]:

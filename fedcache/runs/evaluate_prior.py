@@ -69,7 +69,8 @@ def with_client_prior(
         )
     if name is None:
         raise UsageError(
-            "--client-prior needs the client whose class prior is added.", "--client NAME"
+            "--client-prior adds the class prior of one client, but no client was given.",
+            "--client NAME",
         )
     # The source None stands for the run's own store.
     tests = PriorTests.of(place, predictor, None, kind, home, [name], observer)
@@ -194,7 +195,7 @@ class OwnRows:
         partition = partitions[0]
         if any(other.digest != partition.digest for other in partitions):
             raise UsageError(
-                f"{option} needs the model of one seed, because each seed has its own partition.",
+                f"{option} needs a single seed, because each seed has its own partition.",
                 f"--seed {facts.seed}",
             )
         samples = store.samples
@@ -246,8 +247,8 @@ class PriorTests:
             )
         if kind in ("fitted", "em") and own.private:
             raise UsageError(
-                "The run has differential privacy. Its epsilon does not cover the class counts of all "
-                f"clients, which --client-prior {kind} reads.",
+                f"The run has differential privacy. --client-prior {kind} reads the class counts of all clients, and "
+                "epsilon does not cover these counts.",
                 "--client-prior counts",
             )
         table = own.partition.table

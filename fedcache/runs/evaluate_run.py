@@ -96,8 +96,7 @@ def evaluate_runs(
                 options_of_runs[i] = replace(options, client=None)
                 name = places[i].name
                 observer.note(
-                    f"{name}: {facts.method} trained one global model, which is also the model of client "
-                    f"{options.client}."
+                    f"{name}: {facts.method} trained one global model. Client {options.client} uses this model, too."
                 )
     evaluations = []
     for place, of_run in zip(places, options_of_runs, strict=True):
@@ -258,15 +257,16 @@ def mistakes_on(
     """
     if not isinstance(rows.source, Store):
         raise UsageError(
-            "--with-images shows images, but --embeddings has none.", "--dataset folder:photos"
+            "--with-images needs images, but --embeddings names a file without images.",
+            "--dataset folder:photos",
         )
     result = result_of(place, run)
     if result is not None and is_private(result):
         own_digest = result["dataset"]["digest"]
         if rows.source.dataset.get("digest") == own_digest:
             raise UsageError(
-                f"{place.name} has differential privacy. Its epsilon does not cover the rows of its own "
-                "dataset that --with-images shows as images.",
+                f"{place.name} has differential privacy. --with-images would show images of the run's own dataset, "
+                "and epsilon does not cover these images.",
                 "Leave --with-images out, or evaluate on another dataset.",
             )
     if not clients:

@@ -58,15 +58,15 @@ def prediction_sets(
         )
     if options.client_prior != "none":
         raise UsageError(
-            "--coverage and --client-prior cannot be combined: a threshold fits one model, and every "
-            "client prior makes another one.",
-            "Leave one of the two out.",
+            "--coverage and --client-prior cannot be combined, because the threshold of --coverage is valid for one "
+            "model, but every client prior gives other scores.",
+            "Leave one of them out.",
         )
     own = OwnRows.of(place, first, rows.source, home, "--coverage")
     if own.private:
         raise UsageError(
-            "The run has differential privacy. Its epsilon does not cover the validation rows that "
-            "--coverage reads.",
+            "The run has differential privacy. --coverage reads validation rows, and epsilon does not cover these "
+            "rows.",
             LEAVE_OUT,
         )
     table = own.partition.table
@@ -90,7 +90,7 @@ def prediction_sets(
             words = ["--method", facts.method, "--store", str(own.store.path)]
             raise StoreError(
                 "--coverage needs labelled validation rows, but the run has none.",
-                "Add them to the options of the run:  fedcache train --validation 0.2 "
+                "Train the run again with validation rows:  fedcache train --validation 0.2 "
                 + shlex.join(words),
             )
         limit = threshold(scores[known], clients, coverage)

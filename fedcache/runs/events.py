@@ -216,7 +216,7 @@ class HookedObserver(Silent):
     def _failed(self, hook: OnRound, when: str, error: Exception) -> None:
         name = getattr(hook, "__qualname__", None) or type(hook).__name__
         kind = type(error).__name__
-        text = f"on_round {name} failed {when} and is not called again; the run continues. {kind}: {error}"
+        text = f"The callback {name} failed {when}. The run continues without it. {kind}: {error}"
         if self._has_observer:
             self._observer.warn(text)
         else:

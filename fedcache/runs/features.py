@@ -235,7 +235,7 @@ def text_of(
     meta = store.texts[slug_of(backbone)][-1]["meta"]
     if meta.get("pooling", pooling) != pooling or "prompt" in recipe:
         raise UsageError(
-            f"{keys[0]} pools its tokens differently from the text features of {backbone}.",
+            f"The features {keys[0]} and the text features of {backbone} were made with different poolings of tokens.",
             f"fedcache extract --dataset DATASET --backbones {shell_word(backbone)}   makes matching "
             "features.",
         )

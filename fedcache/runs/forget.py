@@ -106,8 +106,8 @@ def forget_client(
         difference = max(difference, largest_difference(found, saved))
     if difference > LARGEST_DIFFERENCE:
         raise FederatedRunError(
-            f"{spec.method} is not additive as it declares: the model by subtraction differs from the model without "
-            f"{client} by {difference:.1g} of the largest weight.",
+            f"{spec.method} declares that uploads add up, but this is wrong: the model after subtraction and the "
+            f"model trained without {client} differ by {difference:.1g} of the largest weight.",
             f"The run without the client is stored and complete:  fedcache runs show {shell_word(run.path)}",
         )
     rows = int(partition.table.train_sizes[number])
@@ -118,8 +118,10 @@ def _rows_of_run(folder: Path, result: Mapping[str, Any]) -> tuple[Store, Partit
     """The store and the partition of a run; errors as of ``forget_client``."""
     if "federation" in result or train_table(folder).get("clients_from"):
         raise UsageError(
-            "This run was trained on a separate store of each client, so there is no partition without a client.",
-            f"Train again without the store of the client; for the command:  fedcache runs show {shell_word(folder)}",
+            "This run was trained on a separate store for each client, so there is no partition from which a client "
+            "could be removed.",
+            "Train again without the store of the client. To see the command of the run:  fedcache runs show "
+            f"{shell_word(folder)}",
         )
     store = store_behind(folder, result)
     partition = None
@@ -149,8 +151,8 @@ def _check_adds_up(
         file = folder / f"partition-{result['seeds'][0]}.partition"
         partition = shell_word(config.partition or file)
         raise UsageError(
-            f"This run of {method.name} cannot forget a client by subtraction, because {why}. Only training "
-            "again without the client is exact.",
+            f"This run of {method.name} cannot forget a client by subtraction, because {why}. To forget the client, "
+            "train again without it.",
             f"A run that can:  fedcache train --store {shell_word(store.place)} --partition {partition} "
             "--method fed3r",
         )

@@ -162,7 +162,7 @@ def _models(home: Home) -> Iterator[tuple[Path, str]]:
             if not is_private(read_result(run / "result.json")):
                 yield (
                     run / MODELS,
-                    "trained models of a finished run; --fresh trains them again",
+                    "trained models of a finished run; --fresh trains the models again",
                 )
 
 

@@ -133,7 +133,7 @@ def own_digest(method: Method) -> str:
     """
     if method.name in NAMES:
         raise UsageError(
-            f"This Method is called {method.name!r}, which is the name of another method of fedcache.",
+            f"Your Method has the name {method.name!r}, but fedcache has another method of this name.",
             f"Give your method another name: dataclasses.replace(method, name='my-{method.name}')",
         )
     plugin = find("methods", method.name)

@@ -325,7 +325,7 @@ def resolve_inputs(
         limit = 1 / clients
         if cost["noise"] and delta >= limit:
             observer.warn(
-                f"A delta of {delta:g} allows revealing all data of 1 of {clients:,} clients. Choose a "
+                f"A delta of {delta:g} would permit a release of all data of 1 of {clients:,} clients. Choose a "
                 f"delta far below {limit:g} (--dp-delta)."
             )
     check_participation(config, clients)
@@ -435,8 +435,8 @@ def note_earlier(run: OpenRun) -> None:
     stored = seeds_text(run.earlier)
     every = seeds_text({*run.spec.seeds, *run.earlier})
     run.events.observer.note(
-        f"{run.name} already has results of seeds {stored}. This command trains seeds {missing}. The "
-        f"result covers seeds {every}."
+        f"{run.name} already has results of seeds {stored}. This command trains seeds {missing}; the new result "
+        f"covers seeds {every}."
     )
 
 
@@ -451,8 +451,8 @@ def note_stored(run: Run, observer: Observer) -> None:
     observer.note(f"The same run is stored already ({run.path.name}){again}.")
     if not run.measured:
         observer.warn(
-            f"{run.path / 'measured.json'} is missing or damaged. The result is complete, but its times "
-            "are lost (--fresh measures them again)."
+            f"{run.path / 'measured.json'} is missing or damaged. The result is complete, but its measured times are "
+            "lost (--fresh measures the times again)."
         )
 
 
@@ -505,7 +505,7 @@ class OpenRun:
         note = ""
         if self.spec.trust.protects:
             note = (
-                "The noise comes from the operating system, so every new training of this run gives another "
+                "The noise comes from the operating system. Therefore every new training of this run gives another "
                 "result and spends privacy again."
             )
         if fresh:

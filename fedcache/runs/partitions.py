@@ -77,7 +77,7 @@ def check_same(store: Store, made: Partition, name: str) -> None:
     relative, parts = partition_parts(name, made.to_file())
     if store.manifest.files.get(relative) != sha256_hex(*parts):
         raise UsageError(
-            f"The partition {name!r} of {store.path.name} is damaged, and the new one differs from it.",
+            f"The partition {name!r} of {store.path.name} is damaged, and the new partition is not the same partition.",
             f"To make the damaged partition again:  {command_of(store, name)};  to replace it with the new "
             "one: --replace",
         )
@@ -261,8 +261,8 @@ def need_labels(method: Method, store: Store, rows: NDArray[np.int64] | None) ->
     hint = ""
     if some_labels:
         hint = (
-            "A scheme that uses labels leaves these rows out, for example --scheme dirichlet; so does "
-            "--by COLUMN with --option unlabelled=drop.\n"
+            "To leave these rows out, use a scheme that uses labels, for example --scheme dirichlet, or --by COLUMN "
+            "with --option unlabelled=drop.\n"
         )
     if is_ingested(store):
         hint += f"Add labels to the file, then:  {ingest_command(store)}"
@@ -542,7 +542,7 @@ def given_partition(
         numbered = all(word.rpartition("/")[2].isdigit() for word in store.samples.name)
         if named is None and not numbered:
             first = store.samples.name[0]
-            note = f"clients are read in the order of the row names; the first row is {first!r}"
+            note = f"clients are assigned in the order of the row names; the first row is {first!r}"
             made = dataclasses.replace(made, notes=(*made.notes, note))
     save_partition(store, made, name or _free_name(store, made, replace), replace=replace)
     return made
@@ -581,12 +581,12 @@ def _by_name(clients: Any, store: Store) -> Group | None:
         wrong = "twice"
         if unknown_names:
             first = unknown_names[0]
-            wrong = f"which is not the name of a row ({len(unknown_names):,} such names)"
+            wrong = f"which is not the name of a row (unknown names in all: {len(unknown_names):,})"
         example = store.samples.name[0]
         raise UsageError(
             f"The index of the clients has {first!r}, {wrong}.",
-            f"Use the row names of the store, for example {example!r}; clients.to_numpy() is read in the "
-            "order of Store.samples.name.",
+            f"Use the row names of the store, for example {example!r}. Or give clients.to_numpy(), in the order of "
+            "Store.samples.name.",
         )
     values: list[Any] = [None] * store.rows
     for name, client in zip(names, clients.tolist(), strict=True):
@@ -602,7 +602,7 @@ def _returned(clients: object) -> object:
     if not usable:
         raise UsageError(
             f"The function that assigns rows to clients returned {clients!r:.60}.",
-            'It must return the rows of each client, {"north": [0, 1], "south": [2, 3]}, or a list with '
+            'It must return the rows of each client, {"north": [0, 1], "south": [2, 3]}, a list with '
             "the client of each row of the store, or the path of a .csv file with the columns "
             "name,client[,split].",
         )
@@ -644,7 +644,7 @@ def read_clients(path: Path, store: Store) -> tuple[Group, np.ndarray | None]:
             example_line += ",train"
         first_line = ",".join(head)
         raise UsageError(
-            f"{path} has no line after its first line, {first_line}.",
+            f"{path} has only its first line, {first_line}.",
             f"Add a line for each row that a client holds, for example {example_line}",
         )
     row_of = {name: row for row, name in enumerate(store.samples.name)}
@@ -664,7 +664,8 @@ def read_clients(path: Path, store: Store) -> tuple[Group, np.ndarray | None]:
             )
         if client[row]:
             raise UsageError(
-                f"Line {number:,} of {path} names {name!r} again.", "Give each row one client."
+                f"Line {number:,} of {path} repeats the row {name!r}.",
+                "Give each row only one client.",
             )
         client[row] = fields[1]
         if has_splits:

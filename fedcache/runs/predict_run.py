@@ -94,7 +94,7 @@ def open_members(place: Path, options: ModelOptions, observer: Observer) -> tupl
         seed = members[0].facts.seed
         if options.seed not in (None, str(seed)):
             raise UsageError(
-                f"The file contains seed {seed}, not {options.seed}.",
+                f"The file contains the model of seed {seed}, not of seed {options.seed}.",
                 "Leave --seed out, or give the run instead of the file.",
             )
     else:
@@ -227,7 +227,8 @@ def check_weights(options: ModelOptions, read: Iterable[Sequence[str]]) -> None:
             listed = ", ".join(unread)
             used = ", ".join(known)
             raise UsageError(
-                f"{option} names {listed}, which the model does not use.", f"The model uses {used}."
+                f"{option} contains {listed}, but the model does not use this backbone.",
+                f"The model uses {used}.",
             )
 
 
@@ -390,7 +391,10 @@ def personalise_run(
     method = model.find_method()
     hp = settled(model, method, request.set)
     if name in model.facts.saved:
-        observer.note(f"{name} is a client of the run, so it gets the random draws of that client.")
+        observer.note(
+            f"{name} has the name of a client of the run, so its training uses the random numbers of that "
+            "client."
+        )
     client = client_of_store(model, store, name, method.reads(hp), home)
     left_out = rows_of_unknown_classes(store, model.facts.classes)
     if left_out is not None:
@@ -438,7 +442,7 @@ def check_new(path: Path) -> None:
     if path.exists():
         raise UsageError(
             f"{path} exists already.",
-            "Write another file: -o another.safetensors, or remove this file.",
+            "Choose another file, -o another.safetensors, or remove this file.",
         )
 
 
@@ -455,8 +459,8 @@ def rows_of_unknown_classes(store: Store, classes: Sequence[str]) -> str | None:
     total = int(labelled.sum())
     count = int(left_out.sum())
     return (
-        f"{count:,} of {total:,} labelled rows of {store.path.name} have classes that the model does "
-        f"not know ({few}). These rows are left out."
+        f"{count:,} of {total:,} labelled rows of {store.path.name} are left out, because the model does not have "
+        f"their classes ({few})."
     )
 
 
@@ -509,7 +513,7 @@ def client_of_store(
     if not train.any():
         known = some_names(facts.classes, 5)
         raise StoreError(
-            f"{store.path.name} has no training rows of classes that the model knows.",
-            f"The model knows {known}.",
+            f"{store.path.name} has no training rows with classes of the model.",
+            f"The classes of the model are {known}.",
         )
     return NewClient(name, x, torch.from_numpy(label), np.flatnonzero(train))

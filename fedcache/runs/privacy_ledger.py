@@ -241,7 +241,7 @@ def _read_count(ledger: Path) -> int:
     try:
         count = read_sealed(ledger.with_name(COUNT), COUNT_HEADER)
     except CorruptionError as error:
-        why = f"is damaged: its end is unknown, because {COUNT} was changed"
+        why = f"is damaged: {COUNT}, which records its number of lines, was changed"
         raise _damaged(ledger, ValueError(why)) from error
     if count is None:
         return 0
@@ -263,8 +263,8 @@ def _damaged(ledger: Path, error: OSError | ValueError) -> FedcacheError:
         why = f"cannot be read ({error.strerror})"
     aside = ledger.parent / "privacy.damaged"
     return CorruptionError(
-        f"{ledger} {why}. The ledger no longer shows how much privacy has been spent.",
-        f"Restore the ledger and {COUNT} from a copy. Or start a new ledger, and record by hand how much "
+        f"{ledger} {why}. It is therefore unknown how much privacy has been spent.",
+        f"Restore the ledger and {COUNT} from a copy. Or start a new ledger, and write down yourself how much "
         f"privacy was spent before: mkdir {aside} && mv {ledger.parent}/privacy*.json* {aside}",
     )
 
@@ -294,8 +294,8 @@ def describe_privacy(cost: Mapping[str, Any]) -> str:
         if known:
             secret = f" This assumes that the participants of each round stay secret (otherwise {_tight(known)})."
         return (
-            f"Simulation of privacy: anyone can reproduce the noise of {cost['noise_from']}, so it gives "
-            f"no protection. Noise that cannot be reproduced would have {figures}{secret}"
+            f"Simulation of privacy: anyone can reproduce the noise of {cost['noise_from']}, so it gives no "
+            f"protection. With noise from the operating system, the result would be {figures}{secret}"
         )
     # Sampling amplifies privacy only while the participants are secret.
     secret = ""
@@ -306,7 +306,7 @@ def describe_privacy(cost: Mapping[str, Any]) -> str:
     allowed = ", ".join(cost["allowed"])
     return (
         f"Privacy: {figures}{secret} The noise comes from the operating system, so the run cannot be repeated bit "
-        f"for bit. Epsilon does not cover these results, which --dp-allow allows: {allowed}."
+        f"for bit. Published although epsilon does not cover it (--dp-allow): {allowed}."
     )
 
 

@@ -387,8 +387,8 @@ class ShardRows(OneStore):
             )
         if self.config.client_backbones or self.config.client_set:
             raise UsageError(
-                "--client-backbones and --client-set assign values to clients by number, but "
-                "--clients-from has named clients.",
+                "--client-backbones and --client-set need numbered clients, but the clients of --clients-from have "
+                "names.",
                 "Train on the store from which the client stores were made:  fedcache train --partition "
                 "NAME",
             )

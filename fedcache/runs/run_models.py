@@ -133,9 +133,9 @@ class KeptModels:
             free_megabytes = free / 1e6
             most = MOST_BYTES / 1e6
             raise MachineError(
-                f"The models of {clients:,} clients take {megabytes:,.0f} MB, and writing them needs "
+                f"The models of {clients:,} clients take {megabytes:,.0f} MB. To write the models, fedcache needs "
                 f"{COPIES} times as much memory, but only {free_megabytes:,.0f} MB are free.",
-                "To save only some clients: --save-clients NAME,NAME. Without --save-clients, fedcache "
+                "To save the models of only some clients: --save-clients NAME,NAME. Without --save-clients, fedcache "
                 f"saves personal models only if they take at most {most:,.0f} MB.",
             )
 
@@ -143,14 +143,14 @@ class KeptModels:
         """A note if a stored run keeps other models than this command requests; None otherwise."""
         if not has_model(run):
             if self.which == "all":
-                return "The stored run has no saved model; --fresh trains it again and saves one."
+                return "The stored run has no saved model; --fresh trains the run again and saves a model."
             return None
         if self.which == "none":
             return "The stored run keeps its models. To list them:  fedcache gc --kind models"
         if self.clients is not None:
             return (
-                "The stored run keeps the models that were chosen when it was trained. To save the models "
-                "that --save-clients names, add --fresh."
+                "The stored run has only the models that were saved when it was trained. To save the models of "
+                "--save-clients, add --fresh."
             )
         return None
 
@@ -253,7 +253,9 @@ def save_seed(
     if spec.trust.protects and facts.personal:
         # A client's own part has no noise. An untrained part also reveals that its client was never drawn.
         clients = "none"
-        notes.append("Personal models are not saved, because epsilon does not cover them.")
+        notes.append(
+            "Personal models are not saved, because epsilon does not cover personal models."
+        )
     try:
         collected = collect(out, facts, data, features.scaling, clients)
     except UsageError as error:
@@ -368,7 +370,7 @@ def load_seed(run: Path, seed: int | None = None) -> SavedModel:
         raise StoreError(f"The run has no model of seed {seed}.", hint)
     if index["result"] != digest_of(result):
         raise CorruptionError(
-            f"The models in {run / MODELS} belong to another result than {run / 'result.json'}.",
+            f"The models in {run / MODELS} and the result in {run / 'result.json'} are from different trainings.",
             hint,
         )
     if not path.is_file() or file_sha256(path) != listed["sha256"]:
@@ -384,8 +386,8 @@ def train_again(run: Path, result: Mapping[str, Any]) -> str:
         return f"To train the run again, in the directory {own_name} of your runs:  {command}"
     if is_private(result):
         return (
-            "The run is private. Training it again draws new noise, spends as much privacy again "
-            f"(fedcache ls --privacy) and replaces its result.  {command}"
+            "The run is private. A new training draws new noise, spends as much privacy again (fedcache ls "
+            f"--privacy) and replaces the result.  {command}"
         )
     return f"To train the run again and save a model:  {command}"
 

@@ -227,7 +227,7 @@ def at_chance(result: Mapping[str, Any]) -> Chance | None:
 NOT_A_CHOICE = "best by test accuracy (no validation split)"
 BY_VALIDATION = "best by validation accuracy"
 FIRST_OF_EQUALS = (
-    "the first when sorted by method and settings (numbers in ascending order, then words)"
+    "the first in the order of methods and settings (numbers in ascending order, then words)"
 )
 """Rule that selects one of several runs with equal values."""
 DIGITS = 12
@@ -343,18 +343,18 @@ def unlike_tests(results: Iterable[Mapping[str, Any]]) -> str | None:
     ]
     if own_shares and without_prior:
         return (
-            "Each client is tested with its own class shares. Personal models learn these shares, but models for all "
-            "clients do not. For a fair comparison, train methods with one model that read labels with --client-prior "
-            "fitted, too"
+            "The test rows of each client have the client's own class shares. Personal models learn these shares, "
+            "but global models do not. For a fair comparison, also train methods with a global model that read "
+            "labels with --client-prior fitted"
         )
     if not has_validation(known):
         return None
     if not any(map(unseen_classes, known)):
         return None
     return (
-        "Each client's validation rows have only the client's own classes, but the test rows here have all "
-        "classes. Validation accuracy may therefore rank personal and global models in another order than "
-        "test accuracy. To test each client with its own class shares: --option test_protocol=matched"
+        "A client's validation rows have only the client's own classes, but the test rows have all classes. "
+        "Validation accuracy may therefore rank personal and global models in another order than test accuracy. To "
+        "test each client with its own class shares: --option test_protocol=matched"
     )
 
 

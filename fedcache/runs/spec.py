@@ -95,8 +95,8 @@ def client_overrides(
         not_read = [key for key in chosen if key not in columns_of]
         if not_read:
             raise UsageError(
-                f"--client-backbones names {not_read[0]}, which is not among the run's backbones.",
-                "Leave --backbones out, or name in it all backbones of --client-backbones.",
+                f"--client-backbones contains {not_read[0]}, but this backbone is not among the run's backbones.",
+                "Leave --backbones out, or add all backbones of --client-backbones to it.",
             )
         columns.append(tuple(columns_of[key] for key in chosen))
     # Each value is parsed once, and not for every client.
@@ -426,10 +426,10 @@ def why_not_sums(
 ) -> str:
     """Why the model of a run is not a function of sums over the rows of all its clients; "" if it is."""
     if not (method.one_shot and method.additive(settings)):
-        return f"the server of {method.name} does not add up one upload of each client"
+        return f"the server of {method.name} does not compute the sum of one upload per client"
     given = ", ".join(options_beyond_sums(config))
     if given:
-        return f"with {given}, its server does not simply add up all uploads"
+        return f"with {given}, its server does not compute a plain sum of all uploads"
     participation = parse_participation(participation_text(config, method, clients))
     if clients_per_round(participation, clients) < clients:
         return "only some clients take part"
@@ -449,7 +449,7 @@ def sampling_from_config(config: TrainConfig, method: Method | None = None) -> S
         return UNIFORM
     option = _option_of(given[0])
     if config.dp_clip is not None:
-        why = "changes which clients take part, but in a private run each client is drawn independently"
+        why = "changes how clients are drawn, but in a private run each client must be drawn independently"
         raise UsageError(f"{option} {why}.", "Leave it out.")
     if method is not None and method.central:
         raise UsageError(
@@ -489,7 +489,7 @@ def timing_from_config(
         # The time of a round depends on its slowest client, so it would reveal something about the participants.
         if config.dp_clip is not None:
             raise UsageError(
-                "--client-durations would reveal which clients took part in a private run.",
+                "The run is private, but --client-durations would reveal which clients took part.",
                 "Leave it out.",
             )
         return rule
@@ -575,7 +575,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
         if not is_huge:
             seeds.update(dict.fromkeys(range(first, last + 1)))
         if is_huge or len(seeds) > MOST_SEEDS:
-            raise UsageError(f"--seeds {text} names more than {MOST_SEEDS:,} seeds.", example)
+            raise UsageError(f"--seeds {text} has more than {MOST_SEEDS:,} seeds.", example)
     return tuple(seeds)
 
 
@@ -627,7 +627,7 @@ def check_participation(config: TrainConfig, clients: int) -> None:
                 f"For example {option} all",
             )
     if (config.asynchronous or 0) > clients:
-        why = "the buffer of the server never contains two updates of one client"
+        why = "the server never collects two updates of the same client for one step"
         example = max(1, clients // 2)
         raise UsageError(
             f"--asynchronous is {config.asynchronous}, but there are only {clients} clients, and {why}.",

@@ -176,7 +176,7 @@ def arrays_for(
     if not with_text:
         where = " + ".join(names) or store.path.name
         hint = (
-            "Text features describe classes, but this dataset has no classes. Extract the dataset with "
+            "Text features are computed from class names, but this dataset has no classes. Extract the dataset with "
             "labels."
         )
         if is_ingested(store) or store.samples.classes:
@@ -245,7 +245,7 @@ def image_array(method: Method, store: Store, names: Sequence[str]) -> str:
     if len(chosen) > 1 or chosen[0] not in images:
         named = ", ".join(chosen)
         raise UsageError(
-            f"{method.name} trains on one set of images, got {named}.",
+            f"{method.name} trains on exactly one feature set of images, got {named}.",
             f"--backbones {shell_word(images[0])}",
         )
     return chosen[0]
@@ -266,7 +266,7 @@ def images_for(store: Store, key: str) -> str:
     needed = f"{recipe.size} px, {recipe.resize}"
     name = store.path.name
     raise StoreError(
-        f"{name} has no images of the size that {recipe.backbone} needs ({needed}); it has {has}.",
+        f"{recipe.backbone} needs images of {needed}, but {name} has {has}.",
         extract_command(store, ["pixels"], pixel_recipe(recipe)),
     )
 
@@ -473,8 +473,8 @@ def find_or_extract(
             elif not train.backbones:  # no warning on other arrays if the user named some
                 command = array.command(store, home)
                 observer.warn(
-                    f"{array.state(store)}, so these features are not used. To delete them: "
-                    f"`fedcache gc --days 0`. To complete them: {command}"
+                    f"{array.state(store)}, so these features are not used. To complete the features: {command}. To "
+                    "delete them: `fedcache gc --days 0`"
                 )
         if keys:
             store.refresh()
@@ -507,7 +507,7 @@ def find_or_extract(
             refuse_partial_store(home, train.dataset, train.backbones)
     elif train.dataset is None or store_of_dataset(home, train.dataset) is not None:
         raise StoreError(
-            f"{store.path} has no features yet that {method.name} can train on.",
+            f"{store.path} does not contain features that {method.name} can train on.",
             extract_command(store, backbones, recipe, home),
         )
     no_store = None
@@ -600,7 +600,7 @@ def open_clients(folder: Path) -> list[Store]:
             ]
             listed = ", ".join(paths)
             raise StoreError(
-                f"{len(paths)} stores belong to the same client, with the {kind} {repeated}: {listed}.",
+                f"{len(paths)} stores belong to the same client ({kind} {repeated}): {listed}.",
                 "Keep one of them, and remove or move the others.",
             )
     # Without a missing client, another federation would be trained.
@@ -608,7 +608,7 @@ def open_clients(folder: Path) -> list[Store]:
     missing = sorted(set(range(last + 1)) - set(numbers))
     if missing:
         raise StoreError(
-            f"{folder} lacks client {missing[0]}: it has {len(stores)} stores, numbered up to {last}.",
+            f"{folder} has no store of client {missing[0]}: it has {len(stores)} stores, with numbers up to {last}.",
             "fedcache shard --partition NAME --out DIR   writes the missing client stores.",
         )
     # Labels and rows are numbers in the parent store, so all stores need the same parent and classes.

@@ -187,9 +187,9 @@ class RemoteSource:
         # Results contain the address, and they are shown and shared.
         if re.match(r"https?://[^/]*:[^/]*@", address):
             raise UsageError(
-                "fedcache does not read an address that contains a password, because results would keep "
-                "the password.",
-                "Serve the store without a password, or publish it to a bucket, with its keys in the "
+                "fedcache does not accept an address that contains a password, because results would store the "
+                "password.",
+                "Serve the store without a password, or publish it to a bucket and set the bucket's keys in the "
                 "environment.",
             )
         if not RemoteSource._process:
@@ -248,7 +248,7 @@ class RemoteSource:
                 raise
             # An answer is short because its connection was cut, or because the object is too small.
             if len(found) != length and self._store.head(name)["size"] >= start + length:
-                raise ConnectionError(f"received {len(found):,} of {length:,} bytes")
+                raise ConnectionError(f"only {len(found):,} of {length:,} bytes arrived")
             return found
 
         if self._ranges:

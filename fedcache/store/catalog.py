@@ -143,7 +143,7 @@ def leftovers_of_stores(home: Home) -> Iterator[tuple[Path, str]]:
     for store in _not_locked(home):
         for path in leftover_files(store):
             if not is_being_written(path):
-                yield path, "listed neither in the manifest nor in a journal"
+                yield path, "not listed in the manifest or in a journal"
         for key in store.arrays:
             journal = journal_path(store.path, key)
             if journal.exists():
@@ -186,7 +186,7 @@ def old_stores(home: Home) -> Iterator[tuple[Path, str]]:
         *older, (_, latest) = sorted(places)
         for _, place in older:
             if not _is_locked(place):
-                yield place, f"{slug} was extracted again with other content, into {latest.name}"
+                yield place, f"{slug} was extracted again with other content: {latest.name}"
 
 
 def _not_locked(home: Home) -> Iterator[Store]:

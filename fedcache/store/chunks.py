@@ -112,7 +112,7 @@ def unpack(raw: memoryview) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         # Offsets count from the first array.
         if first + entry["offset"] != start or end > len(raw):
             raise ValueError(
-                f"has {len(raw):,} bytes, too few for array {name!r} according to its header"
+                f"has only {len(raw):,} bytes, too few for the array {name!r} that its header describes"
             )
         payload = raw[start:stop]
         padding = raw[stop:end]
@@ -121,7 +121,7 @@ def unpack(raw: memoryview) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         arrays[name] = np.frombuffer(payload, dtype)
         start = end
     if start != len(raw):
-        raise ValueError(f"has {len(raw):,} bytes, but its header gives {start:,}")
+        raise ValueError(f"has {len(raw):,} bytes, but its header describes {start:,}")
     return content, arrays
 
 
@@ -331,7 +331,7 @@ def to_stored_dtype(
     before = (
         flat,
         "is not finite",
-        "The weights give NaN, or the compute dtype overflows: try --dtype float32.",
+        "The weights contain NaN, or numbers overflow in the dtype of the computation. Try --dtype float32.",
     )
     after = (
         cast.reshape(len(rows), -1),
@@ -344,7 +344,7 @@ def to_stored_dtype(
         if len(wrong):
             numbers = list_rows(wrong + first)
             raise CorruptionError(
-                f"{what}: the feature of {len(wrong)} rows {why}: row {numbers}.", hint
+                f"{what}: the feature {why} in {len(wrong)} rows: row {numbers}.", hint
             )
     cast[lost] = fill_of(dtype)
     return cast
@@ -514,8 +514,8 @@ def damaged(what: str, path: Path, why: str) -> FedcacheError:
     )
     if (store / "origin.json").exists():
         hint = (
-            "This store is a copy of a published store. Remove it, then run the same command again:  "
-            f"rm -r {place}"
+            "This store is a copy of a published store. Remove the copy, then run the same command again:  rm -r "
+            f"{place}"
         )
     return CorruptionError(f"{what}: {path} {why}.", hint)
 
@@ -582,4 +582,4 @@ def verify_payload(
     if len(rest) < CRC_BYTES or found != stored:
         raise damaged(what, path, "does not match its own checksum")
     if crc is not None and found != crc:
-        raise damaged(what, path, "is valid, but not the file that the manifest lists here")
+        raise damaged(what, path, "is a valid file, but the manifest lists another file here")

@@ -241,7 +241,8 @@ def arrange(
     arrays, uid, ok = _read_once(features, drop_nan, observer)
     if not ok.any():
         raise CorruptionError(
-            f"No row of {name} has features that are finite.", "Compute the features again."
+            f"Every row of {name} has a feature that is NaN or infinite.",
+            "Compute the features again.",
         )
     label = embeddings.labels[order]
     domain = embeddings.domains[order]
@@ -430,14 +431,17 @@ def arrange_arrays(
             'Give {"mine": X}',
         )
     if not features:
-        raise UsageError("from_arrays() was given no features.", 'For example {"mine": X}')
+        raise UsageError(
+            "from_arrays() needs at least one feature array, but the dictionary is empty.",
+            'For example {"mine": X}',
+        )
     raw = {f"features/{key}": _array(values) for key, values in features.items()}
     raw |= {f"text/{key}": _array(values) for key, values in text.items()}
     given = {key: values for key, values in columns.items() if values is not None}
     groups = given.pop("groups", {})
     if not isinstance(groups, Mapping):
         raise UsageError(
-            f"groups is {type(groups).__name__}, expected columns by name.",
+            f"groups is {type(groups).__name__}, expected a dictionary of columns by name.",
             'Give {"hospital": [..]}',
         )
     raw |= {key: _array(values) for key, values in given.items()}

@@ -307,7 +307,7 @@ def parse_signed(raw: bytes) -> dict[str, Any]:
     """
     body = raw[:-_TAIL] + b"}"
     if raw[-_TAIL:] != _DIGEST_START + sha256_hex(body).encode() + _DIGEST_END:
-        raise ValueError("does not match the digest at its end")
+        raise ValueError("does not match the checksum at its end")
     try:
         value = parse_json(body)
         canonical = canonical_json(value)
@@ -645,7 +645,7 @@ def _opened(path: Path, what: Mapping[str, Any]) -> Sealed:
         except SafetensorError as error:
             raise ValueError("was changed since it was written") from error
         if seal["tensors"] != _tensors_digest(tensors):
-            raise ValueError("contains other tensors than were written")
+            raise ValueError("does not contain the tensors that were written")
     if seal["what"] != what:
         raise ValueError("does not match its name")
     return Sealed(seal["content"], tensors)
@@ -730,7 +730,7 @@ class SealedLines:
             number = _signed(self._last, "its last line").get(NUMBER)
             if number != len(lines):
                 raise ValueError(
-                    f"is damaged: it has {len(lines)} lines, and the last one is number {number}"
+                    f"is damaged: it has {len(lines)} lines, but the last line carries the number {number}"
                 )
 
     def append(self, content: Mapping[str, Any]) -> None:
@@ -751,7 +751,7 @@ def _content(line: bytes, number: int, before: bytes) -> dict[str, Any]:
     stored_number = content.pop(NUMBER, 0)
     stored_before = content.pop(BEFORE, "")
     if stored_number != number or stored_before != sha256_hex(before):
-        raise ValueError(f"is damaged: line {number} does not follow the one before")
+        raise ValueError(f"is damaged: line {number} does not continue the line before it")
     return content
 
 

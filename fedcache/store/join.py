@@ -95,13 +95,12 @@ def open_parts(paths: Sequence[Path]) -> list[OpenPart]:
     for other in parts[1:]:
         if other.part.of != first.part.of:
             raise StoreError(
-                f"{other.path} is {other.part}, and {first.path} is {first.part}.",
+                f"The parts have different totals: {other.path} is {other.part}, and {first.path} is {first.part}.",
                 f"Compute all parts with the same number of parts:  {first.part.command}   and so on",
             )
         if other.store.content != first.store.content:
             raise StoreError(
-                f"{other.path} belongs to another dataset ({_data_of(other)}) than {first.path} "
-                f"({_data_of(first)}).",
+                f"{other.path} belongs to another dataset ({_data_of(other)}) than {first.path} ({_data_of(first)}).",
                 f"fedcache inspect {shell_word(other.path)}   shows the content of a part.",
             )
     numbers = Counter(one.part.number for one in parts)
@@ -119,8 +118,8 @@ def open_parts(paths: Sequence[Path]) -> list[OpenPart]:
         first_missing = StorePart(missing[0], count)
         raise StoreError(
             f"{len(missing)} of {count} parts are missing: {listed}.",
-            f"Give the folders of these parts too, or compute them:  {first_missing.command}   "
-            "with --dataset and the options of the other parts",
+            f"Also give the folders of these parts, or compute them:  {first_missing.command}   with --dataset and "
+            "the options of the other parts",
         )
     parts.sort(key=lambda one: one.part.number)
     for other in parts:
@@ -137,7 +136,7 @@ def _open_part(path: Path) -> OpenPart:
     if part is None:
         raise StoreError(
             f"{path} is a whole store, not a part.",
-            "Leave it out. Parts are made by `fedcache extract --part 1/4`.",
+            "Leave it out. `fedcache extract --part 1/4` makes parts.",
         )
     return OpenPart(store, part)
 
@@ -169,19 +168,19 @@ def _check_arrays(other: OpenPart, first: OpenPart) -> None:
     if finished.keys() != expected.keys():
         raise StoreError(
             f"{_other_arrays(other, finished, first, expected)}.",
-            f"Compute this part again with the settings of the other parts:  {command}   with their options "
-            "too",
+            f"Compute this part again with the settings of the other parts:  {command}   with all options of the "
+            "other parts",
         )
     for key, info in finished.items():
         differences = []
         for name, expected_value, value in header_differences(expected[key].header, info.header):
-            differences.append(f"{name} is {value!r} and not {expected_value!r}")
+            differences.append(f"{name} is {value!r} instead of {expected_value!r}")
         if differences:
             listed = "; ".join(differences)
             raise StoreError(
                 f"{other.path} computed {key} differently from {first.path}: {listed}.",
-                f"Compute this part again with the settings of the other parts:  {command} --fresh   with "
-                "their options too",
+                f"Compute this part again with the settings of the other parts:  {command} --fresh   with all "
+                "options of the other parts",
             )
 
 
@@ -205,7 +204,7 @@ def _other_arrays(
                 for name, value, expected_value in differences_of(
                     info.recipe, expected_info.recipe
                 ):
-                    differences.append(f"{name} {value!r:.20} and not {expected_value!r:.20}")
+                    differences.append(f"{name} {value!r:.20} instead of {expected_value!r:.20}")
                 listed = ", ".join(differences)
                 return (
                     f"{other.path} has {backbone} with another recipe than {first.path}: {listed}"
@@ -239,13 +238,12 @@ def join_parts(
         bad |= {entry["row"]: entry["reason"] for entry in entries}
         if group_digests(one.store.manifest) != group_digests(first.manifest):
             observer.warn(
-                f"{one.path} has other group columns than {first.path}. The columns of {first.path} are "
-                "used."
+                f"{one.path} has other group columns than {first.path}. The columns of {first.path} are used."
             )
     if len(bad) > max_bad:
         row = max(bad)
         raise CorruptionError(
-            f"{len(bad)} rows of all parts could not be read, more than --max-bad {max_bad}; the last is "
+            f"{len(bad)} rows of all parts could not be read, more than --max-bad {max_bad} allows. The last is "
             f"{first.samples.name[row]}, row {row}: {bad[row]}.",
             "Join again with a larger --max-bad, as a number or a share such as 5%.",
         )

@@ -139,7 +139,7 @@ def join_command(path: Path) -> str:
 def no_store(path: Path, dataset: Mapping[str, Any]) -> StoreError:
     """The error for a part in place of a whole store."""
     return StoreError(
-        f"{path} is {part_of(dataset)} of a store, not a whole store.",
+        f"{path} is only {part_of(dataset)} of a store.",
         f"When all parts are finished, join them:  {join_command(path)}",
     )
 
@@ -300,7 +300,7 @@ def parse_manifest(raw: bytes, store: Path | str) -> Manifest:
     version = data.get("format")
     if version not in (FORMAT, PUBLISHED):
         raise StoreError(
-            f"{store} has format {version}, but this fedcache reads only {FORMAT} and {PUBLISHED}.",
+            f"{store} has format version {version}, but this fedcache reads only versions {FORMAT} and {PUBLISHED}.",
             "Upgrade fedcache to read it.",
         )
     try:
@@ -344,7 +344,7 @@ def _parse(data: dict[str, Any]) -> Manifest:
     shards = {key: _count(n) for key, n in _mapping(data.get("shards", {})).items()}
     shards_fit = shards.keys() == arrays.keys() and 0 not in shards.values()
     if data["format"] == PUBLISHED and not shards_fit:
-        raise ValueError("the shards are not those of the arrays")
+        raise ValueError("the lists of shards and arrays differ")
     return Manifest(
         dataset=_mapping(data["dataset"]),
         rows=rows,
@@ -387,7 +387,7 @@ def _text_features(slug: str, entry: Any) -> dict[str, Any]:
 
 def _count(value: Any, limit: int = 1 << 40) -> int:
     if type(value) is not int or not 0 <= value < limit:
-        raise ValueError(f"{value!r:.40} is not a count")
+        raise ValueError(f"{value!r:.40} is not a number of rows or files")
     return value
 
 
@@ -405,9 +405,9 @@ _mapping = partial(_typed, kind=dict, called="an object")
 def _corrupt(store: Path | str, why: str) -> FedcacheError:
     return CorruptionError(
         f"{store}/{NAME} {why}.",
-        "`fedcache repair` cannot make this file again, because no other file has its content. Restore "
-        f"the file from a copy, or:  mv {shell_word(store)} {shell_word(f'{store}.damaged')}   and run "
-        "the command that made this store again.",
+        "`fedcache repair` cannot restore this file, because no other file has its content. Restore the file from a "
+        f"copy. Or move the store away and run the command that made it again:  mv {shell_word(store)} "
+        f"{shell_word(f'{store}.damaged')}",
     )
 
 
@@ -780,7 +780,7 @@ def write_text(
     values = np.asarray(matrix)
     if values.ndim != 2 or not values.shape[1]:
         raise InternalError(
-            f"Text features of {backbone} have shape {values.shape}.", "Expected [classes, D]."
+            f"Text features of {backbone} have the shape {values.shape}.", "Expected [classes, D]."
         )
     values = to_stored_dtype(values, "float32", (), 0, f"text features of {backbone}")
     slug = slug_of(backbone)

@@ -172,9 +172,9 @@ def checked_file(source: ByteSource, name: str, digest: str) -> bytes:
 
 def _other_bytes(source: ByteSource, what: str) -> FedcacheError:
     """The error for an object with other bytes than the manifest lists."""
-    hint = "If the store is being published right now, run the same command again later. "
+    hint = "If someone is publishing the store right now, run the same command again later. "
     if is_store_address(source.place):
-        hint += "Otherwise delete this file first, as publish keeps files of the right length in a bucket. "
+        hint += "Otherwise delete this file first, because publish keeps a file that has the right length. "
     return CorruptionError(f"{source.place}: {what}.", hint + publish_again(source))
 
 

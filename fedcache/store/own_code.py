@@ -117,8 +117,8 @@ class ReachedCode:
         kind = type(value).__name__
         raise NoDigestError(
             f"fedcache cannot compute a digest of an object of type {kind} in {self.owner}.",
-            "Functions may use only numbers, words, tensors and functions from outside. Create other objects "
-            "inside the functions.",
+            "A function may refer only to numbers, words, tensors and functions that are defined outside it. Create "
+            "other objects inside the function.",
         )
 
     def _function(self, function: FunctionType) -> Any:
@@ -139,7 +139,8 @@ class ReachedCode:
             # The digest is that of the file, so the file must contain the code that runs.
             if code not in self._codes[path]:
                 raise UsageError(
-                    f"{function.__qualname__} of {self.owner} differs from the current content of {path}.",
+                    f"The loaded code of {function.__qualname__} in {self.owner} is not the code that {path} "
+                    "contains now.",
                     "Import the file again or restart Python, so that the running code matches the file.",
                 )
         self._open.add(id(function))
@@ -174,7 +175,7 @@ class ReachedCode:
         except (OSError, ValueError, SyntaxError) as error:
             raise NoDigestError(
                 f"The source of {self.owner} cannot be read ({path}).",
-                "Move the code to a .py file and import the file. The digest of that file is part of the identity.",
+                "Move the code to a .py file and import the file.",
             ) from error
         self.sources[path] = f"{path.name} {hashlib.sha256(raw).hexdigest()}"
         self._codes[path] = set(_nested_codes(compiled))

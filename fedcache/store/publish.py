@@ -292,7 +292,7 @@ def _shard(zarr: Any, reader: Reader, numbers: range, per_shard: int) -> bytes:
     raw: bytes = objects[name].to_bytes()
     if not _holds_chunks(raw, info, numbers):
         raise InternalError(
-            f"zarr {zarr.__version__} does not write chunks of {reader.key} where fedcache expects them.",
+            f"zarr {zarr.__version__} writes the chunks of {reader.key} to other paths than fedcache expects.",
             "pip install 'zarr>=3.1,<3.2'",
         )
     return raw
@@ -346,7 +346,7 @@ def _claim(
         existing = parse_signed(source.get(MARK))
     except ValueError as error:
         raise StoreError(
-            f"{source.place} contains a {MARK} that {error}, so fedcache cannot tell whose place this is.",
+            f"{source.place} contains a {MARK} that {error}, so fedcache cannot tell which store was published there.",
             f"If it is an earlier publication, delete everything in {source.place}, and run the same command "
             f"again. {_other_place(source.place)}",
         ) from error
@@ -354,7 +354,7 @@ def _claim(
         raise _something_else(source, "a publication of another dataset")
     if existing.get("anonymous_names") and not anonymous_names:
         raise UsageError(
-            f"{source.place} was published without the names of rows, and this command would publish them.",
+            f"{source.place} was published without the names of rows, but this command would publish the names.",
             "Add --anonymous-names. To publish the names, choose another place.",
         )
     if existing.get("manifest") == claim["manifest"]:

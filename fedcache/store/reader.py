@@ -155,10 +155,8 @@ class Reader:
             last = int(wanted.max())
             if first < 0 or last >= self.shape[0]:
                 raise StoreError(
-                    f"Rows {first} to {last} of {self.key} were requested, but it has {self.shape[0]} "
-                    "rows.",
-                    "The row numbers belong to another store. Make the partition again with fedcache "
-                    "partition.",
+                    f"Rows {first} to {last} of {self.key} were requested, but it has {self.shape[0]} rows.",
+                    "The row numbers are from another store. Make the partition again with fedcache partition.",
                 )
         size = self.info.chunk_rows
         numbers = wanted // size

@@ -66,8 +66,8 @@ class Samples:
             most = int(out[key].max())
             if least < low or most >= len(names):
                 raise UsageError(
-                    f"{key} has codes {least} to {most}, but there are {len(names)} names.",
-                    f"Give one name per {key}.",
+                    f"{key} refers to the names {least} to {most}, but there are {len(names)} names.",
+                    f"Give a name for each {key}.",
                 )
         name = self.name
         if not isinstance(name, EqualStrings):
@@ -215,7 +215,7 @@ def _verified(store: Path, manifest: Manifest, key: str, place: Path, size: int 
     raw = read_checked(place, None, f"samples/{key}", size=size)
     if checksum(raw) not in listed:
         raise damaged(
-            f"samples/{key}", place, "is valid, but not the column that the manifest lists"
+            f"samples/{key}", place, "is a valid column, but the manifest lists another one"
         )
     return raw
 
@@ -296,8 +296,8 @@ def read_group(path: Path, manifest: Manifest, name: str) -> Group:
     if name not in names:
         columns = [*names, "domain", "class"]
         hint = (
-            f"{path.name} has the groups and columns {', '.join(columns)}. Columns of an ingested file or "
-            "of a CSV file of images become groups; so does a folder level with --layout client/class."
+            f"{path.name} has the groups and columns {', '.join(columns)}. A group comes from a column of an "
+            "ingested file or of a CSV file of images, or from a folder level (--layout client/class)."
         )
         raise unknown("column", name, columns, hint=hint)
     raw = read_sidecar(path, manifest, place_of(name), f"group {name}")

@@ -135,10 +135,9 @@ class Store:
             if keys:
                 arrays = ", ".join(keys)
                 raise CorruptionError(
-                    f"{place / 'manifest.json'} is older than the store: it does not list {arrays}, which "
-                    "are finished according to the history.",
-                    f"Restore the newer manifest.json; or remove {place / 'features' / keys[0]}, then "
-                    "extract again.",
+                    f"{place / 'manifest.json'} is older than the store: according to the history, {arrays} are "
+                    "finished, but the manifest does not list them.",
+                    f"Restore the newer manifest.json. Or remove {place / 'features' / keys[0]}, then extract again.",
                 )
         return cls(place, manifest)
 

@@ -283,7 +283,7 @@ def repair(path: Path) -> list[str]:
             raw = sidecars.get(relative)
             if raw is not None and sha256_hex(raw) == now.files.get(relative):
                 write_sidecar(path, now, relative, raw)
-                done.append(f"{relative} was written again.")
+                done.append(f"{relative} was restored.")
             elif kind in FORGOTTEN and relative in now.files:
                 del now.files[relative]
                 done.append(f"{relative} was removed: {FORGOTTEN[kind]}.")

@@ -101,7 +101,7 @@ class WorkerArray:
         header = read_journal(journal_path(self.store, self.key)).header
         if header is None or digest_of(header) != self.header:
             raise MachineError(
-                f"{os.uname().nodename} does not see the store {self.store} that is being written.",
+                f"The node {os.uname().nodename} has no access to the store {self.store}, into which it should write.",
                 "Put the store on a path that all nodes share, e.g. NFS, with --store or FEDCACHE_HOME.",
             )
 
@@ -118,7 +118,7 @@ class WorkerArray:
         expected = (count, *self.shape[1:])
         if chunk < 0 or count == 0 or rows.shape != expected:
             raise InternalError(
-                f"{self.key}: chunk {chunk} was given shape {rows.shape}, expected {expected}.",
+                f"{self.key}: chunk {chunk} has shape {rows.shape}, expected {expected}.",
                 f"A chunk has {self.chunk_rows} rows; the last chunk has the rest.",
             )
         reasons = {}
@@ -193,8 +193,8 @@ class ArrayWriter:
         if not shape_fits or self.dtype not in DTYPES or self.chunk_rows < 1:
             dtypes = ", ".join(DTYPES)
             raise InternalError(
-                f"{self.key}: shape {self.shape}, {self.dtype}, {self.chunk_rows} rows per chunk, in a store of "
-                f"{rows} rows.",
+                f"{self.key} has shape {self.shape}, dtype {self.dtype} and {self.chunk_rows} rows per chunk, in a "
+                f"store of {rows} rows.",
                 f"Expected shape ({rows}, ...), one of {dtypes}, and at least 1 row per chunk.",
             )
         self.shape = tuple(self.shape)
@@ -327,9 +327,9 @@ class ArrayWriter:
             changes.append(f"{name} was {change}")
         listed = "; ".join(changes)
         return StoreError(
-            f"The extraction of {self.key} was started with other settings or versions: {listed}. Mixed rows would "
-            "not be comparable.",
-            "Continue with the earlier settings and versions ('code' belongs to the version of fedcache), or discard "
+            f"The extraction of {self.key} was started with other settings or versions: {listed}. Old and new rows "
+            "would not be comparable.",
+            "Resume with the earlier settings and versions ('code' is the version of fedcache's code), or discard "
             "the unfinished features:  fedcache extract --fresh   with all options of the extraction.",
         )
 
@@ -391,7 +391,7 @@ class ArrayWriter:
             if found < 0:
                 what = "is missing"
             raise MachineError(
-                f"{self.key}: a worker wrote chunk {made.chunk} as {made.file}, but on this machine that "
+                f"{self.key}: a worker wrote chunk {made.chunk} to the file {made.file}, but on this machine this "
                 f"file {what}.",
                 "Put the store on a path that all nodes share, e.g. NFS, with --store or FEDCACHE_HOME.",
             )
@@ -446,7 +446,8 @@ class ArrayWriter:
         missing = self.missing()
         if missing:
             raise InternalError(
-                f"{self.key} lacks chunks {missing[:5]} of {self.count}.", "Write them first."
+                f"{self.key} is incomplete: of its {self.count} chunks, these are missing: {missing[:5]}.",
+                "Write the missing chunks first.",
             )
         # ``samples/ok`` has a byte for each row.
         with lock_manifest(self.store.path, self.store.rows):

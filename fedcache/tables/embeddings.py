@@ -84,8 +84,8 @@ def assemble(path: Path, raw: dict[str, Any], choice: ColumnChoice) -> Embedding
     if len(rows) > 1 or not count:
         found = " and ".join(map(str, rows))
         raise UsageError(
-            f"{path} has features of {found} rows.",
-            "All features need the same number of rows, at least 1.",
+            f"The feature arrays of {path} have {found} rows.",
+            "Give all features the same number of rows, at least 1.",
         )
     known_roles = dict.fromkeys(keys, "features")
     texts = {}
@@ -204,7 +204,7 @@ def _text_of(
     if name not in features or ambiguous:
         listed = ", ".join(features)
         raise UsageError(
-            f"{path}: {key} belongs to none of the features {listed}.",
+            f"{path}: the text features {key} match none of the features {listed}.",
             f"Rename the column, for example to text/{first}.",
         )
     width = features[name].shape[2]
@@ -221,7 +221,7 @@ def _text_of(
     if not np.all(usable):
         row = int(np.flatnonzero(~usable)[0])
         raise CorruptionError(
-            f"{path}: row {row} of {key} is zero or not finite.",
+            f"{path}: row {row} of {key} has only zeros, or numbers that are not finite.",
             "Compute these text features again.",
         )
     return name, (values / norm).astype(np.float32)

@@ -93,14 +93,14 @@ def pickled_dict(path: Path, name: str, *, images: bool = False) -> FedcacheErro
     if images:
         following = f"fedcache extract --dataset arrays:{shell_word(out)}"
     return UsageError(
-        f"{path}: {name} is a pickle ({content}), which fedcache never opens, because a pickle may run code.",
+        f"{path}: {name} is a pickle ({content}). fedcache never opens pickles, because a pickle may run code.",
         conversion(lines, following),
     )
 
 
 # Values of ``REFUSED`` below.
 _PICKLE = (
-    "is a pickle, which fedcache never opens, because a pickle may run code.",
+    "is a pickle. fedcache never opens pickles, because a pickle may run code.",
     ".parquet",
     (
         "import pandas",
@@ -110,7 +110,7 @@ _PICKLE = (
     ),
 )
 _TORCH = (
-    "contains more than tensors and lists by name, which fedcache does not open, because a pickle may "
+    "contains objects other than tensors and lists by name. fedcache does not open such a file, because a pickle may "
     "run code.",
     ".npz",
     (

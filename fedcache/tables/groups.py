@@ -45,14 +45,15 @@ class Group(Coded):
             column = np.asarray(values)
         if len(column.shape) != 1:
             raise UsageError(
-                f"A group needs one value per row, not {column.shape}.", "Give one column."
+                f"A group needs one value per row, but the column has the shape {column.shape}.",
+                "Give one column.",
             )
         if isinstance(column, Words):
             return cls.of_words(column)
         if column.dtype.kind == "f":
             known = ~np.isnan(column)
             values = column[known]
-            hint = "Give words, or integers."
+            hint = "Convert the values to words or integers."
             are_whole = np.isfinite(values) & (values == np.rint(values))
             if not are_whole.all():
                 raise UsageError("Numbers with decimals cannot be a group.", hint)
@@ -68,7 +69,8 @@ class Group(Coded):
             words = as_column(column)
             if isinstance(words, Unread):
                 raise UsageError(
-                    f"A group needs a word or a number per row, not {words.why}.", "Give words."
+                    f"A group needs a word or a whole number per row, but the column contains {words.why}.",
+                    "Give words.",
                 )
             return cls.of(words)
         # Numbers are sorted as numbers (writer 2 before writer 10).
@@ -141,12 +143,12 @@ def usable_group_name(name: str) -> str:
     if slug.lower() in RESERVED:
         reserved = ", ".join(RESERVED)
         raise UsageError(
-            f"A group cannot be called {name!r}: {reserved} are columns of every store.",
+            f"A group cannot have the name {name!r}, because every store has the columns {reserved}.",
             "Rename the column.",
         )
     if not SAFE.fullmatch(slug):
         raise UsageError(
-            f"A group cannot be called {name!r}.",
+            f"A group cannot have the name {name!r}.",
             "Rename the column. The name of a group has the characters a-z, A-Z, 0-9, '.', '_' and '-', at least one "
             "letter or digit, and at most 128 characters.",
         )

@@ -57,7 +57,7 @@ def with_names(column: Column, names: Sequence[str], where: str) -> Words:
             count = len(names)
             raise UsageError(
                 f"{where} has the label {word!r}, but the file has {count:,} class names: {shown}.",
-                "Give every label a class name, or leave the class names out of the file.",
+                "Add the missing class names, or remove all class names from the file.",
             )
         indices.append(index)
     # A row without a value has code -1, which selects the last entry, -1.
@@ -200,5 +200,7 @@ def _likely_missing(coded: Group) -> list[str]:
         rows = int((coded.codes == coded.words.index(word)).sum())
         hint = f"--no-label {shell_word(word)}"
         size = counted(rows, "row")
-        notes.append(f"{word} is a class of {size}. If it means that the label is unknown: {hint}")
+        notes.append(
+            f"{word} is read as a class, with {size}. If it means that the label is unknown: {hint}"
+        )
     return notes

@@ -91,7 +91,7 @@ def _npy(path: Path, opened: Callable[[], AbstractContextManager[IO[bytes]]], si
             return _objects(shape, file)
         if start + math.prod(shape) * dtype.itemsize > size:
             raise ValueError(
-                f"an array of shape {shape} and {dtype} does not fit into {size:,} bytes"
+                f"the file has only {size:,} bytes, too few for an array of shape {shape} and {dtype}"
             )
         # Matrices of floats may be features. They stay in the file, except in Fortran order, which splits their rows.
         may_be_features = dtype.kind == "f" and len(shape) in (2, 3)
@@ -119,9 +119,11 @@ def _objects(shape: tuple[int, ...], file: IO[bytes]) -> Any:
     try:
         content = load_plain(file)
     except ValueError as error:
-        return Unread(shape, "objects", f"a pickle of more than words and numbers: {error}"[:160])
+        return Unread(
+            shape, "objects", f"a pickle with objects other than words and numbers: {error}"[:160]
+        )
     if not isinstance(content, np.ndarray) or content.shape != shape:
-        return Unread(shape, "objects", "a pickle of something else")
+        return Unread(shape, "objects", "a pickle whose content does not match its header")
     return objects_of(content.ravel().tolist())
 
 

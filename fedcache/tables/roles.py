@@ -99,7 +99,7 @@ class ColumnChoice:
 
     features: tuple[str, ...] = option(
         (),
-        "Columns of the features. If each dimension has a column: the common beginning of the columns' names.",
+        "Column of the features. If each dimension has its own column, give the common beginning of their names.",
         DATA,
         name="--features-key",
         default_text="detected by name, e.g. features, embeddings or X",
@@ -333,7 +333,7 @@ def find_column(
             return chosen.strip()
         if chosen not in raw:
             columns = some_names(raw)
-            hint = f"{Path(where).name} has the columns {columns}."
+            hint = f"{Path(where).name} has these columns: {columns}."
             error = unknown("column", chosen, raw, hint=hint)
             raise UsageError(f"{error.message} The name was given with {option}.", hint)
         return chosen
@@ -389,8 +389,7 @@ def need_labels(
     candidates = candidates_sentence(may_be_labels)
     return UsageError(
         f"{where} has no column called {names} or {last}; {candidates}.",
-        f"Name the column of labels: --label-key {shell_word(likely)}{or_spec}. If there are no labels: "
-        "--unlabelled",
+        f"Name the column of labels: --label-key {shell_word(likely)}{or_spec}. If there are no labels: --unlabelled",
     )
 
 
@@ -455,7 +454,7 @@ def _refuse_named(
         if name is not None and name in left_out and name not in raw:
             why = left_out[name].why
             raise UsageError(
-                f"{where}: {name} cannot be used, because it has {why}.",
+                f"{where}: the column {name} cannot be used, because it has {why}.",
                 f"Give each split a column of its own: {name}_train and {name}_test.",
             )
 
@@ -466,7 +465,7 @@ def _refuse_lost_labels(where: Path | str, left_out: Mapping[str, Unread], count
         may_be = column.shape in ((count,), (count, 1)) and not has_a_meaning(name)
         if may_be or last_level(name) in LABELS:
             raise UsageError(
-                f"{where}: {name} could be the labels, but has {column.why}, so its values cannot be "
+                f"{where}: the column {name} could be the labels, but it has {column.why}, so its values cannot be "
                 "assigned to rows.",
                 f"Give each split its own column of labels: {name}_train and {name}_test. If there are no "
                 "labels: --unlabelled",
@@ -565,7 +564,8 @@ def _domains(
     if key is None:
         if names is not None and len(names) > 1:
             raise UsageError(
-                f"{where}: {names_key} names {len(names):,} domains, but no column assigns rows to them.",
+                f"{where}: {names_key} contains the names of {len(names):,} domains, but no column assigns rows to "
+                "the domains.",
                 f"Add a column domain with one integer or word for each of the {count:,} rows.",
             )
         return np.zeros(count, np.int32), tuple(names or (ONE_DOMAIN,)), []
@@ -586,7 +586,7 @@ def _domains(
     codes = coded.recoded(words)
     codes[is_without] = words.index(ONE_DOMAIN)
     rows = int(is_without.sum())
-    note = f"{rows:,} rows have no {key}; they are in the domain {ONE_DOMAIN}."
+    note = f"{rows:,} rows have no {key}. They are assigned to the domain {ONE_DOMAIN}."
     return codes, tuple(words), [note]
 
 
@@ -643,7 +643,7 @@ def features_of(
             )
         if name in found:
             raise UsageError(
-                f"{path}: both {key} and another column are features of {name!r}.",
+                f"{path}: {key} and another column both hold features of {name!r}.",
                 f"Name each column features/<backbone>, or choose one: --features-key {shell_word(key)}",
             )
         if isinstance(values, FileRows):
@@ -752,7 +752,7 @@ def find_names(
         if isinstance(values, Unread | FileRows) or values.shape != (count,):
             raise UsageError(
                 f"{where}: {key} has shape {values.shape} for {count} rows.",
-                "Give one name per row, or none.",
+                "Give one name for each row, or leave out the names.",
             )
         return key, _names(values), []
     sentences: list[str] = []
@@ -803,7 +803,8 @@ def groups_of(
         if known_roles.get(name) in ("class", "domain"):
             hint = f"--by {shell_word(known_roles[name])} makes one client of each value."
             raise UsageError(
-                f"{where}: {name} is the {known_roles[name]} of each row, which every store already has.",
+                f"{where}: {name} cannot be a group, because it is already read as the {known_roles[name]} of each "
+                "row.",
                 hint,
             )
     groups = {}
@@ -854,7 +855,8 @@ def _renamed(possible_groups: Mapping[str, Group], groups: Mapping[str, Group]) 
         name = next((name for name, used in groups.items() if used is group), None)
         if name is not None and column not in groups:
             lines.append(
-                f"{column} is the group {name}: names of groups have the characters a-z, A-Z, 0-9, '.', '_', '-'."
+                f"The column {column} is stored as the group {name}, because names of groups have only the "
+                "characters a-z, A-Z, 0-9, '.', '_', '-'."
             )
     return lines
 

@@ -117,7 +117,7 @@ def by_split(
         in_a_split = any(name in tables[word] for word in with_rows)
         if in_a_split and has_rows({name: column}):
             raise UsageError(
-                f"{where} has columns of rows with a split in their name, and others without a split.",
+                f"{where} has columns with a split in their name, and columns without a split.",
                 hint,
             )
     for name in columns:
@@ -137,8 +137,8 @@ def by_split(
     if unclear:
         listed = ", ".join(unclear)
         raise UsageError(
-            f"{where}: the names do not show to which rows these columns belong: {listed}.",
-            "Use one word for a split in all of its columns, as in X_val and y_val.",
+            f"{where}: fedcache cannot tell from the names to which rows these columns belong: {listed}.",
+            "Use the same word for a split in the names of all its columns, as in X_val and y_val.",
         )
     of_splits: list[tuple[int | None, dict[str, Held]]] = []
     for word in sorted(with_rows, key=lambda word: SPLIT_NAMES[SPLIT_WORDS[word]]):
@@ -158,7 +158,7 @@ def refuse_one_split(chosen: str, names: Sequence[str], where: str, option: str)
     if is_part and not base.startswith("features"):
         left_out = ", ".join(of_other_splits)
         raise UsageError(
-            f"{where}: {chosen} has the rows of only one split; the rows of {left_out} would be left out.",
+            f"{where}: {chosen} has the rows of only one split, so the rows of {left_out} would be lost.",
             f"{option} {shell_word(base)} uses the rows of all splits.",
         )
 
@@ -253,10 +253,9 @@ def _refuse_unused_splits(
             option = shell_word(key)
             listed = shell_word(in_a_list([key]))
             raise UsageError(
-                f"{where}: {key} contains only names of splits ({_rows_of_splits(codes)}), but the name of "
-                "the column does not say that it gives the split.",
-                f"To use it as the split: --split-key {option}. To keep it as a group: --group-key "
-                f"{listed}",
+                f"{where}: the values of {key} are names of splits ({_rows_of_splits(codes)}), but its own name does "
+                "not say that it is the split column.",
+                f"To use it as the split: --split-key {option}. To keep it as a group: --group-key {listed}",
             )
 
 
@@ -384,7 +383,7 @@ def _of_flags(
         rows = int(without.sum())
         row = int(np.argmax(without))
         raise UsageError(
-            f"{where}: {rows:,} rows are marked in none of {names}; the first is row {row:,}.",
+            f"{where}: {rows:,} rows have no mark in any of {names}; the first is row {row:,}.",
             "Mark every row once, or use only one column: --split-key NAME",
         )
     if free:
@@ -410,8 +409,9 @@ def _splits_by_option(where: str, key: str, column: Any, count: int) -> FoundSpl
     if is_truth and not (is_code and _is_called_split(key)):
         shown = " and ".join(group.words)
         raise UsageError(
-            f"{where}: {key} holds {shown}, but its name does not show which of them are the test rows.",
-            "Call the column is_test or is_train (--split-key is_test), or write the words train and test into it.",
+            f"{where}: {key} contains {shown}, but its name does not show which value marks the test rows.",
+            "Rename the column to is_test or is_train (--split-key is_test), or use the words train and test as its "
+            "values.",
         )
     if not is_code:
         raise _strange(where, key, group, codes, CODES_AND_WORDS)

@@ -199,8 +199,8 @@ def _text(path: Path) -> Table:
     are_numbers = all(is_number(name) for name in schema.names)
     if are_numbers and not _are_consecutive(sorted(schema.names, key=float)):
         raise UsageError(
-            f"{path} begins with a row of numbers.",
-            "Its first line names the columns, for example f0,f1,f2,label",
+            f"{path} begins with a row of numbers, but the first line must name the columns.",
+            "The first line must name the columns, for example f0,f1,f2,label",
         )
     types = _checked(path, schema)
     measured = set()
@@ -375,7 +375,7 @@ def _leaf_columns(path: Path, content: dict[str, Any]) -> dict[str, list[Any]]:
         y = rows.get("y")
         if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
             raise UsageError(
-                f"{path}: the user {user!r} has no x and y of the same length.",
+                f"{path}: x and y of the user {user!r} are missing, or differ in length.",
                 "Write the file with LEAF again.",
             )
         found["x"] += x
@@ -451,7 +451,7 @@ def _dialect(file: IO[bytes], path: Path) -> Dialect:
     piece = file.read(PIECE)
     if not piece:
         raise UsageError(
-            f"{path} is empty.", "Its first line names the columns, for example f0,f1,f2,label"
+            f"{path} is empty.", "The first line must name the columns, for example f0,f1,f2,label"
         )
     encoding = "utf8"
     if piece.startswith(MARKS):

@@ -197,7 +197,9 @@ def _family(table: Table, requested: Sequence[str]) -> tuple[str, ...]:
         shown = ", ".join(ranges)
         first = next(iter(chosen)) or "0"
         hint = f"Choose one: --features-key {shell_word(first)}"
-        raise UsageError(f"{table.path}: {shown} could all be features.", hint)
+        raise UsageError(
+            f"{table.path} has several columns that could be the features: {shown}.", hint
+        )
     return next(iter(chosen.values()), ())
 
 
@@ -266,7 +268,7 @@ def _named_dimensions(
     with_roles = [name for name in numeric if has_a_meaning(name)]
     count = len(unnamed)
     return UsageError(
-        f"{path} has {count:,} columns of numbers whose names form no series: {some_names(unnamed, 3)}. "
+        f"{path} has {count:,} columns of numbers, and their names are not numbered: {some_names(unnamed, 3)}. "
         "fedcache cannot tell which are dimensions of the features.",
         conversion(
             [

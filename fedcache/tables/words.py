@@ -133,7 +133,7 @@ def explain_damage(path: Path) -> Iterator[None]:
         kind = type(error).__name__
         hint = f"Write the whole file again as {ending}."
         if "allow_pickle" in reason:
-            hint = "fedcache never reads object arrays and pickles; write plain numbers."
+            hint = "Write plain numbers: fedcache never reads object arrays and pickles."
         message = f"{path} could not be read as {ending}: {kind}: {reason}"
         raise UsageError(message, hint) from error
 
@@ -195,7 +195,7 @@ class FileRows:
             found += len(rest)
             expected = len(self)
             if found != expected:
-                raise ValueError(f"found {found:,} of {expected:,} rows")
+                raise ValueError(f"it has {found:,} rows, expected {expected:,}")
             if len(rest):
                 yield rest
 
@@ -223,7 +223,7 @@ def joined_rows(path: Path, name: str, parts: Sequence[Rows]) -> FileRows:
         listed = " and ".join(str(list(shape)) for shape in sorted(shapes))
         raise UsageError(
             f"{path}: the rows of {name} have the shapes {listed}.",
-            "All splits need the same features.",
+            "Give the features the same shape in all splits.",
         )
     count = sum(len(part) for part in parts)
 
@@ -309,14 +309,16 @@ class Words(Coded):
         """The column of codes [N] and the words that they index. Raises ValueError if codes and words do not fit."""
         count = len(words)
         if not all(isinstance(word, str) for word in words) or len(set(words)) != count:
-            raise ValueError("a column has values that are not words, or repeated words")
+            raise ValueError("the words of a column are not all words, or are not distinct")
         if codes.ndim != 1 or codes.dtype.kind not in "iu":
             raise ValueError("the codes of a column of words are not integers")
         if len(codes):
             least = int(codes.min())
             most = int(codes.max())
             if least < -1 or most >= count:
-                raise ValueError(f"numbers {least} to {most} of {count} words")
+                raise ValueError(
+                    f"a column refers to the words {least} to {most}, but has {count} words"
+                )
         return cls(codes.astype(np.int32), tuple(words))
 
     @property

@@ -175,7 +175,7 @@ def test_train_keeps_accuracy_with_the_prior_apart_and_compare_has_columns_of_it
 def test_predictions_with_a_prior_need_a_client_and_class_counts(store, tmp_path):
     np.save(tmp_path / "X.npy", np.zeros((2, 8), np.float32))
     words = f"predict {run_of('fed3r')} --embeddings {tmp_path}/X.npy --client-prior"
-    must_fail("needs the client", f"{words} counts")
+    must_fail("no client was given", f"{words} counts")
     must_fail("only `fedcache evaluate`", f"{words} em")
     must_fail("nobody", f"{words} counts --client nobody")
 
@@ -244,7 +244,7 @@ def test_a_concentration_of_a_private_run_is_refused(store, monkeypatch):
     words = f"evaluate {run_of('fed3r')} --store {store} --client-prior"
     assert "concentration k" not in ok(words, "classes").err
     for kind in ("fitted", "em"):
-        must_fail(f"which --client-prior {kind} reads", words, kind)
+        must_fail(f"--client-prior {kind} reads the class counts", words, kind)
 
 
 @pytest.mark.slow

@@ -76,7 +76,9 @@ def test_a_method_that_says_it_adds_up_and_does_not_fails(parts):
 
     register("method", replace(ncm, name="by-clients", fit=by_clients))
     run = trained("by-clients --partition sites")
-    must_fail("by-clients is not additive", f"forget {run} --client ink", code=Exit.FEDERATED)
+    must_fail(
+        "by-clients declares that uploads add up", f"forget {run} --client ink", code=Exit.FEDERATED
+    )
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ def test_the_page_and_the_terminal_have_the_same_sentences(store, tmp_path):
     page = (tmp_path / "e.html").read_text()
     for said in (
         "the threshold is inf, from 106 validation rows of 6 clients",
-        "the coverage needs 594 validation rows",
+        "this coverage needs 594 validation rows",
         "Clients without test rows, left out: 1.",
     ):
         assert said in out

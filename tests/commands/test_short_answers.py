@@ -65,7 +65,7 @@ def test_compare_prints_at_most_forty_lines_and_says_what_a_test_cannot_show(sto
     assert len(fedcache("compare --all").out.splitlines()) > 40
     blocks = fedcache("compare --over settings").out
     assert (
-        "too few for this test to reach significance: its smallest possible p is 0.125"
+        "too few for this test to show significance: its smallest possible p is 0.125"
         in " ".join(blocks.split())
     )
     assert many.out.splitlines()[-1] == "Next:  fedcache report"

@@ -138,7 +138,7 @@ def test_a_name_belongs_to_the_key_that_the_site_proved_that_it_has(told):
     assert len(known) == len(set(known.values())) == 3
     missed = result(told["another-key"])["federation"]["missed"]
     assert [m["why"] for m in missed] == [
-        "rejected: its name belongs to another key, which used it before"
+        "rejected: its name belongs to another key that used the name before"
     ]
     assert missed[0]["site"] in known
 

@@ -195,7 +195,7 @@ def test_a_site_that_sends_masked_uploads_alone_refuses_a_plain_one(sites, tmp_p
         if kind == "train.fit"
     ]
     assert len(refusals) == 5
-    assert all(r is not None and "only masked uploads" in r.message for r in refusals)
+    assert all(r is not None and "only under secure aggregation" in r.message for r in refusals)
 
 
 def no_shares(content):
@@ -214,7 +214,7 @@ def other_words(content):
         (1, no_shares, "the exchange of keys is malformed"),
         (2, no_shares, "the exchange of shares is malformed"),
         (4, no_shares, "taking the masks off is malformed"),
-        (3, other_words, "answered another round or job"),
+        (3, other_words, "belongs to another round or job"),
     ],
 )
 def test_a_site_that_sends_anything_ends_the_round_in_one_sentence(

@@ -59,7 +59,7 @@ def test_one_policy_has_one_text(text, one):
         ("flip=half", "P from 0 to 1"),
         ("flip=0.5:1", "P from 0 to 1"),
         ("gaussian-noise=0.2:2", "S from 0 to 255, P from 0 to 1"),
-        ("crop=0.9:0.5", "LOW above HIGH"),
+        ("crop=0.9:0.5", "LOW is larger than HIGH"),
         ("flip,crop", "crop"),
         (",".join(["flip"] * (LONGEST + 1)), f"{LONGEST}"),
     ],

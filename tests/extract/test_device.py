@@ -31,7 +31,7 @@ def test_all_gpus_of_one_kind_are_taken_or_those_that_are_named(monkeypatch):
         assert found.kind == "cuda"
         assert found.name == "A100"
         assert found.gpus == (0, 2, 3)
-        assert "3 of the same kind" in found.why
+        assert "3 GPUs of this kind" in found.why
     one = resolve_device("cuda:1")
     assert one.name == "B100"
     assert one.gpus == (1,)

@@ -180,7 +180,7 @@ def test_a_dry_run_plans_the_rest_of_an_unfinished_extraction(images, monkeypatc
     )
     plan = extract(images, "--dry-run")
     assert plan.data["images"] == 48
-    assert "of 6 chunks kept, resuming" in plan.err
+    assert "of 6 chunks are already stored" in plan.err
     for words in (("--fresh", "--dry-run"), ("--batch", 8, "--dry-run"), ("--batch", 8)):
         done = extract(images, *words)
         assert done.code == (Exit.OK if "--fresh" in words else Exit.STORE)

@@ -146,7 +146,7 @@ def test_processes_that_are_killed_end_a_grid_with_one_sentence(store, monkeypat
     words = f"grid fedavg --set batch=8 {IID} --rounds 2 --sweep lr=0.01,0.02,0.03 --jobs 2"
     with monkeypatch.context() as patch:
         patch.setattr(train_grid, "wait", killed)
-        must_fail("ended from outside", words, code=Exit.ENVIRONMENT)
+        must_fail("was killed", words, code=Exit.ENVIRONMENT)
     assert len(ok(words).data["points"]) == 3
 
 

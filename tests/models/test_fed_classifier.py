@@ -89,7 +89,7 @@ def test_every_method_on_features_fits_and_predicts_its_own_labels(name):
 
 @pytest.mark.parametrize("name", tried(sorted(set(METHODS) - set(ON_FEATURES))))
 def test_a_method_that_reads_more_than_features_is_refused_by_name(name):
-    refused(lambda: FedClassifier(name).fit(np.eye(4), [0, 1, 0, 1]), f"{name} also reads")
+    refused(lambda: FedClassifier(name).fit(np.eye(4), [0, 1, 0, 1]), f"{name} also needs")
 
 
 @pytest.mark.parametrize("clients", [0, -1])

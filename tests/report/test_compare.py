@@ -265,11 +265,12 @@ def test_of_runs_of_equal_settings_the_newest_is_meant_and_others_are_listed(own
     heard = Heard()
     assert find_one("method:fedavg", own_home / "runs", heard) == newest
     assert heard.notes == [
-        "method:fedavg fits 2 runs of the same settings. The newest is used: bb."
+        "method:fedavg matches 2 runs with the same settings. fedcache uses the newest: bb."
     ]
     write("cc", "fedavg", [0.3], partition="p1")
     caught = refused(
-        lambda: find_one("method:fedavg", own_home / "runs"), "fits 3 runs of different settings"
+        lambda: find_one("method:fedavg", own_home / "runs"),
+        "matches 3 runs with different settings",
     )
     assert caught.message.splitlines()[1] == "  cc  fedavg on shapes, p1"
 
@@ -377,7 +378,7 @@ def test_settings_are_never_averaged_unless_they_are_blocks(three):
     done = ok("compare").data
     assert [c["setting"] for c in done["comparisons"]] == ["shapes, p0", "shapes, p1"]
     assert "only one run, fed3r (ff06)" in done["sentences"][1]
-    assert "a table has only runs of one of them" in done["sentences"][0]
+    assert "so there is one table for each" in done["sentences"][0]
     (made,) = ok("compare --over settings --score worst40").data["comparisons"]
     assert made["blocks"] == ["shapes, p0", "shapes, p1"]
     means = {t["name"]: t["values"] for t in made["treatments"]}

@@ -144,6 +144,6 @@ def test_a_comparison_of_a_run_with_drawn_clients_says_so(tmp_path):
         for more in ((), ("--eval-clients", 2))
     ]
     assert (
-        "Runs are scored over different numbers of clients."
+        "Runs are scored on different numbers of clients."
         in ok("compare", *paths, "--over", "seeds").out
     )

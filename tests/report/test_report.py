@@ -168,7 +168,7 @@ def test_the_newest_of_runs_that_differ_in_the_code_alone_is_shown(tmp_path, sto
     _, text, told = made(tmp_path)
     assert told["runs"] == 1
     assert told["left_out"] == 1
-    assert "is the same run, made by older code" in text
+    assert "is an older result of the same run, made by older code" in text
     assert made(tmp_path, new, old)[2]["runs"] == 2  # named, it is shown
 
 
@@ -184,7 +184,7 @@ def test_rows_and_features_are_drawn_of_a_private_run_only_where_it_is_a_simulat
     page, text, _ = made(tmp_path)
     assert ("s0-dots" in page.figures()) == drawn
     assert ("s0-plane0" in page.figures()) == drawn
-    assert ("its epsilon covers neither the partition" in text) is not drawn
+    assert ("epsilon does not cover the partition" in text) is not drawn
 
 
 @pytest.mark.parametrize(

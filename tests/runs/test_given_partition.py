@@ -127,10 +127,10 @@ def test_a_csv_may_say_the_split(store, tmp_path):
 @pytest.mark.parametrize(
     ("clients", "validation", "said"),
     [
-        ({"a": [0, 1], "b": [1, 2]}, None, "Row 1 is given to 'a' and 'b'"),
+        ({"a": [0, 1], "b": [1, 2]}, None, "Row 1 is assigned to 'a' and 'b'"),
         ({"a": np.zeros((1, 2), int)}, None, "(1, 2)"),
         ({"a": [0.5]}, None, "float64"),
-        ({"a": ([0], [0])}, None, "both a training row and a test row"),
+        ({"a": ([0], [0])}, None, "a training row and also a test row"),
         (lambda _store: 3, None, "3"),
         ([0.5] * ROWS, None, "Numbers with decimals"),
         ({"a": {"train": [0, 1], "validation": [1]}}, None, "row 1"),
@@ -149,7 +149,7 @@ def test_what_is_no_partition_is_refused(store, clients, validation, said):
         (None, r"who\.csv"),
         ("name,client\n", r"\S+,north$"),
         ("name,client\n99.png,a\n", r"'99\.png'"),
-        ("name,client\n00.png,a\n00.png,b\n", r"'00\.png' again"),
+        ("name,client\n00.png,a\n00.png,b\n", r"repeats the row '00\.png'"),
         ("name,client,split\n00.png,a,tset\n", "'test'"),
         ("name,client,split\n00.png,a,train\n", "0 test rows"),
     ],

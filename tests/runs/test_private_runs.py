@@ -281,7 +281,7 @@ def test_a_run_that_the_ledger_lacks_is_told_of():
     ledger.write_bytes(whole[: whole.index(b"\n") + 1])  # of another home, with one line
     count.unlink()
     (warning,) = ok("ls --privacy").envelope["warnings"]
-    assert "that is not in the ledger" in warning
+    assert "is missing from the ledger" in warning
     count.write_bytes(counted)
     ledger.write_bytes(whole.replace(b'"rounds":4', b'"rounds":1'))
     assert fedcache("ls --privacy").code == Exit.CORRUPT

@@ -94,4 +94,4 @@ def test_models_of_another_result_are_corruption(tmp_path, monkeypatch):
     load = run_models.load_seed
     refused(lambda: load(tmp_path, 5), "seed 5")
     assert store_error(lambda: load(tmp_path, 4), "seed 4").hint == "fedcache train again"
-    corruption(lambda: load(tmp_path), "belong to another result")
+    corruption(lambda: load(tmp_path), "are from different trainings")

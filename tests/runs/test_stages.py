@@ -106,7 +106,7 @@ def test_a_stage_without_test_rows_has_no_accuracy(rows, tmp_path):
 @pytest.mark.parametrize(
     ("name", "given", "words"),
     [
-        ("fedavg", {}, "fedavg does not add up"),
+        ("fedavg", {}, "fedavg does not compute the sum"),
         ("soft-means", {"feat_post": "l2"}, "soft-means reads no labels"),
         ("gh-ofl", {"feat_post": "standardize"}, "feat_post=standardize"),
     ],

@@ -92,7 +92,9 @@ def test_training_from_client_stores_equals_training_by_index(store, tmp_path):
         assert by_store["accuracy"] == by_index["accuracy"]
         assert by_store["traffic"] == by_index["traffic"]
     next((tmp_path / "sites").glob("1-*.zarr")).rename(tmp_path / "gone.zarr")
-    must_fail("lacks client 1", f"train --method fed3r --clients-from {tmp_path}/sites", code=4)
+    must_fail(
+        "has no store of client 1", f"train --method fed3r --clients-from {tmp_path}/sites", code=4
+    )
 
 
 def train(config, runs, **how):

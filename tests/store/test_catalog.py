@@ -68,7 +68,7 @@ def test_old_stores_are_all_but_the_newest_of_a_name_that_nobody_writes(home):
     for changed, name in enumerate("acbd"):
         path = extracted(home, name, slug="alone" if name == "d" else "toy")
         os.utime(path / "manifest.json", (changed, changed))
-    why = "toy was extracted again with other content, into b.zarr"
+    why = "toy was extracted again with other content: b.zarr"
     one, two = (home.stores / f"{name}.zarr" for name in "ac")
     assert list(catalog.old_stores(home)) == [(one, why), (two, why)]
     with writer(Store.open(one), KEYS[1]):

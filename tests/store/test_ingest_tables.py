@@ -251,7 +251,7 @@ def test_a_row_that_one_backbone_lacks_keeps_the_features_of_the_others(tmp_path
         lambda: Store.from_arrays(
             {"a": np.full((3, 2), np.nan)}, drop_nan=True, path=tmp_path / "t.zarr"
         ),
-        "No row of a",
+        "Every row of a",
     )
 
 

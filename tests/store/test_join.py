@@ -74,7 +74,7 @@ def test_a_part_says_what_it_has_and_opens_as_nothing_else(place):
     checked = verify(second)
     assert checked.ok
     assert all("is finished in part 2 of 2: 2 of 2 chunks" in note for note in checked.notes)
-    store_error(lambda: Store.open(second), "is part 2 of 2 of a store")
+    store_error(lambda: Store.open(second), "is only part 2 of 2 of a store")
     manifest = read_manifest(second)
     for wrong in ({"number": 3, "of": 2, "recipes": {}}, {"number": "1", "of": 2}, 7):
         manifest.dataset["part"] = wrong
@@ -139,7 +139,7 @@ def test_a_part_of_other_weights_is_refused_by_their_name(place):
                 write(open_writer, chunk, KEYS[0])
             open_writer.complete()
         made.append(store.path)
-    store_error(lambda: open_parts(made), "weights '2222' and not '1111'")
+    store_error(lambda: open_parts(made), "weights '2222' instead of '1111'")
 
 
 def test_a_part_that_was_begun_and_has_no_array_is_unfinished(place):

@@ -408,7 +408,7 @@ def test_the_words_for_yes_and_no_are_read_alike(tmp_path, columns, splits):
         ({"split": ["train", "test", "morning"]}, ("'morning'", "row 2", "--split-key NAME")),
         (
             {"splitt": ["train", "test", "val"]},
-            ("splitt contains only names of splits", "--split-key splitt"),
+            ("the values of splitt are names of splits", "--split-key splitt"),
         ),
         ({"is_test": [0.5, 0.25, 1.0]}, ("is_test is", "--group-key is_test")),
         (
@@ -417,7 +417,7 @@ def test_the_words_for_yes_and_no_are_read_alike(tmp_path, columns, splits):
         ),
         (
             {"is_train": [1, 0, 0], "test": [0, 1, 0], "val": [0, 0, 0]},
-            ("8 rows are marked in none", "row 2"),
+            ("8 rows have no mark in any", "row 2"),
         ),
         ({"split": ["test", "val"]}, ("no training",)),
     ],
@@ -712,7 +712,9 @@ def test_every_entry_of_a_torch_file_is_used_or_named(tmp_path):
     found = open_any(tmp_path / "e.pt", ColumnChoice())
     assert found.unused == dict.fromkeys(alone, "one value") | {"config": "one Python object"}
     torch.save(alone, tmp_path / "e.pt")
-    refused(lambda: open_any(tmp_path / "e.pt", ColumnChoice()), "more than tensors and lists")
+    refused(
+        lambda: open_any(tmp_path / "e.pt", ColumnChoice()), "objects other than tensors and lists"
+    )
 
 
 # Shapes and splits in the names of arrays
@@ -913,8 +915,8 @@ def test_files_without_a_split_in_their_name_are_named_if_no_other_has_training_
     for name in ("site_a", "site_val", "test_site"):
         write_parquet(tmp_path / f"h/{name}.parquet", PICTURES, columns)
         write_tar(tmp_path / f"w/{name}.tar", columns)
-    unreadable("hf", tmp_path / "h", "site_a.parquet would be left out", "train-0000")
-    unreadable("webdataset", tmp_path / "w", "site_a.tar would be", "train-0000")
+    unreadable("hf", tmp_path / "h", "leave out site_a.parquet", "train-0000")
+    unreadable("webdataset", tmp_path / "w", "leave out site_a.tar", "train-0000")
 
 
 # What a user is told, and that nothing is written before
@@ -1027,7 +1029,7 @@ def test_features_of_another_name_with_a_split_in_it_are_suggested_whole(tmp_pat
 def test_the_column_of_one_split_is_not_taken_for_all_rows(tmp_path):
     arrays = {"train_scans": FEATURES[:16], "val_scans": FEATURES[16:], "y": TWO[:16]}
     write_npz(tmp_path / "f.npz", arrays, {})
-    said = ("val_scans would be left out", " scans uses the rows of all splits")
+    said = ("the rows of val_scans would be lost", " scans uses the rows of all splits")
     refused(
         lambda: of_embeddings(tmp_path / "f.npz", ColumnChoice(features=("train_scans",))), *said
     )

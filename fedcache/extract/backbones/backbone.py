@@ -151,8 +151,8 @@ class Backbone:
             )
         if self.raw and (recipe.mean, recipe.std) != (self.recipe.mean, self.recipe.std):
             raise UsageError(
-                f"{self.name} takes unnormalised pixels, but the recipe has a norm.",
-                "Leave out norm.",
+                f"{self.name} takes unnormalised pixels, but the recipe sets norm.",
+                "Leave norm out of --recipe.",
             )
 
 
@@ -525,7 +525,7 @@ def _unit(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     if not np.all(has_direction):
         count = int((~has_direction).sum())
         raise UsageError(
-            f"{count} text features have no direction (their norm is 0 or not finite).",
+            f"{count} text features cannot be normalised, because their norm is 0 or not finite.",
             "Check the weights of the text tower with `fedcache backbones verify`, or use other templates.",
         )
     unit: NDArray[np.float64] = rows / norm

@@ -148,7 +148,9 @@ def _kind_of_zip(path: Path, again: str) -> str:
     if names and all(name.endswith(".npy") for name in names):
         if claimed > NPZ_LIMIT:
             raise _refuse(
-                path, f"it claims to unpack to {claimed:,} bytes, more than {NPZ_LIMIT:,}", again
+                path,
+                f"according to its header it unpacks to {claimed:,} bytes; the limit is {NPZ_LIMIT:,}",
+                again,
             )
         return "npz"
     raise _refuse(
@@ -199,7 +201,7 @@ def _read_npz(path: Path) -> Mapping[str, Any]:
         # The parser reads untrusted bytes, so any error means that the file cannot be read.
         raise _refuse(
             path,
-            f"its arrays cannot be read as plain numbers ({error})",
+            f"its arrays are not arrays of numbers ({error})",
             "Save it again without object arrays.",
         ) from error
 
@@ -209,7 +211,7 @@ def _read_torch(path: Path) -> Mapping[str, Any]:
     if not isinstance(loaded, Mapping):
         raise _refuse(
             path,
-            f"it holds a {type(loaded).__name__}, not a state_dict",
+            f"it contains a {type(loaded).__name__}, expected a state_dict",
             "Save model.state_dict() with safetensors.torch.save_file.",
         )
     return loaded
@@ -226,7 +228,7 @@ def load_torch(path: Path) -> Any:
         # The parser reads untrusted bytes, so any error means that the file cannot be read.
         raise _refuse(
             path,
-            f"it is not a checkpoint of tensors alone ({_cause(error)})",
+            f"it contains objects that are not tensors ({_cause(error)})",
             f"If you trust its origin, convert the file: {conversion(path)}",
         ) from error
 
@@ -358,7 +360,9 @@ def load_strict(
     shapes = []
     for name, tensor in wanted.items():
         if name in given and given[name].shape != tensor.shape:
-            shapes.append(f"{name} {tuple(given[name].shape)} instead of {tuple(tensor.shape)}")
+            shapes.append(
+                f"{name} has shape {tuple(given[name].shape)}, expected {tuple(tensor.shape)}"
+            )
     faults = []
     for what, names in (
         ("missing", missing),
@@ -375,7 +379,7 @@ def load_strict(
         raise _refuse(
             path,
             f"its tensors{under} are not the tensors of {backbone} ({listed})",
-            f"Give the weights of {backbone} itself.",
+            f"Give a file with weights of {backbone}.",
         )
     module.load_state_dict(given, strict=False)
 
@@ -418,7 +422,7 @@ def weights_in(
         shown = ", ".join(prefix.rstrip(".") for prefix in whole)
         commands = [import_command(path, backbone, prefix) for prefix in whole]
         raise UsageError(
-            f"{path} holds {len(whole)} models with the tensors of {backbone}, under {shown}.",
+            f"{path} contains several sets of weights that fit {backbone} ({len(whole)}), under {shown}.",
             f"Choose one:  {'  or  '.join(commands)}",
         )
     also = tuple(prefix for prefix in whole if prefix != found)

@@ -47,10 +47,10 @@ class ClipTextTower:
         reads_end_token = self._pool in ("argmax", "eos") and not masks_padding
         if not hasattr(tower, "token_embedding") or not reads_end_token or has_class_token:
             raise UsageError(
-                f"The text tower of {name} ({type(tower).__name__}, pooling {self._pool!r}) cannot read "
-                "trained prompts, because its feature does not come from an end token alone.",
+                f"Prompts cannot be trained with the text tower of {name} ({type(tower).__name__}, pooling "
+                f"{self._pool!r}), because its feature is not the output at the end token.",
                 "Use clip-rn50, clip-vit-b-16, clip-vit-b-32, glyph-clip, or another open_clip model whose text "
-                "feature comes from the end token alone.",
+                "feature is the output at the end token.",
             )
 
     @property
@@ -153,7 +153,8 @@ def load_towers(backbone: Backbone, weights: Weights, recipe: Recipe, template: 
     encoder = load(backbone, weights, recipe)
     if backbone.reads != IMAGES:
         raise UsageError(
-            f"{backbone.name} reads {backbone.reads}, but trained prompts need both towers of a CLIP model.",
+            f"{backbone.name} reads {backbone.reads}, but training prompts needs the image tower and the text tower "
+            "of a CLIP model.",
             "Use a method with fixed prompts: clip-zs or fst-cbdg.",
         )
     if not isinstance(encoder, ModuleEncoder):

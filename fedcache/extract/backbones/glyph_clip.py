@@ -77,8 +77,8 @@ def tokenize(prompts: Sequence[str]) -> Tensor:
         first = seen.setdefault(text, prompt)
         if first != prompt:
             raise UsageError(
-                f"glyph-clip reads only the first {most} bytes of a prompt, and {first!r} and {prompt!r} differ "
-                "only after these bytes.",
+                f"glyph-clip reads only the first {most} bytes of a prompt, and these are equal in {first!r} and "
+                f"{prompt!r}.",
                 'Shorten the template, for example --text "{}", or the class names.',
             )
         tokens[row, : len(text) + 2] = torch.tensor([START, *text, END])

@@ -38,8 +38,8 @@ PROMPTS = "config_sentence_transformers.json"
 
 PREPROCESSING = ("preprocessor_config.json", "processor_config.json")
 WHOLE = (
-    "A model's folder needs config.json, weights as *.safetensors, and preprocessor_config.json or a tokenizer. "
-    "transformers writes them with save_pretrained('FOLDER') of the model and of its processor or tokenizer."
+    "A model's folder needs config.json, weights as *.safetensors, and preprocessor_config.json or a tokenizer. In "
+    "transformers, call save_pretrained('FOLDER') of the model and of its processor or tokenizer."
 )
 LONGEST = 10_000_000
 """Limit in bytes for a configuration file."""
@@ -83,7 +83,7 @@ def check_folder(folder: Path, name: str) -> None:
         if pickles:
             problem = f"its weights are a pickle ({pickles[0].name}), which may run code"
         raise MachineError(
-            f"{folder} is not loaded: {problem}; expected safetensors.",
+            f"{folder} is not loaded: {problem}. fedcache loads only safetensors.",
             "Load it with transformers in a sandbox and write it again:  model.save_pretrained('FOLDER')",
         )
 
@@ -167,8 +167,8 @@ def _preprocessing(config: Mapping[str, Any], name: str) -> Recipe:
     size, resize, share = _sides(config)
     if not 8 <= size <= 2048 or not 0.1 <= share <= 1:
         raise ValueError(
-            f"images of {size} pixels, cropped from {size / share:.0f}; expected 8 to 2048 pixels, and at least a "
-            "tenth of the side"
+            f"images of {size} pixels are cropped from {size / share:.0f}; expected 8 to 2048 pixels, and a crop of "
+            "at least a tenth of the side"
         )
     return Recipe(
         name,

@@ -94,8 +94,8 @@ def _input(name: str, session: Any) -> ImageInput:
             return ImageInput(only.name, shape, np.dtype(TYPES[only.type]))
     shown = "; ".join(f"{given.name} {given.type} {given.shape}" for given in inputs[:5])
     raise UsageError(
-        f"{name} takes {shown or 'nothing'}. fedcache expects one input of images: floats or uint8 with the "
-        "shape [N, 3, H, W] or [N, H, W, 3].",
+        f"The inputs of {name} are {shown or 'nothing'}. fedcache expects one input of images: floats or uint8 with "
+        "the shape [N, 3, H, W] or [N, H, W, 3].",
         "Export the image encoder alone, with one input.",
     )
 
@@ -121,9 +121,8 @@ def _session(name: str, path: Path, raw: bytes, *, threads: int) -> Any:
                 raise MachineError(
                     f"{path} is not loaded, because its weights are in separate files, which its sha256 "
                     "does not cover.",
-                    "Write one file (pip install onnx):  "
-                    "python -c \"import onnx, sys; onnx.save(onnx.load(sys.argv[1]), 'one.onnx')\" "
-                    f"{shell_word(path)}",
+                    'Write one file (pip install onnx):  python -c "import onnx, sys; '
+                    f"onnx.save(onnx.load(sys.argv[1]), 'one.onnx')\" {shell_word(path)}",
                 ) from error
             raise MachineError(
                 f"{path} is not loaded: onnxruntime cannot load it ({reason(error)}).",

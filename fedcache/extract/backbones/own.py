@@ -221,8 +221,8 @@ def unchanged_bytes(path: Path, sha256: str) -> bytes:
         found = sha256_hex(raw)
         if found != sha256:
             raise CorruptionError(
-                f"{path} has changed since its features were planned (sha256 now {found[:12]}, before {sha256[:12]}).",
-                "Run the same command again; the changed file gives another feature set.",
+                f"{path} changed while the command was running (sha256 now {found[:12]}, before {sha256[:12]}).",
+                "Run the same command again. The features of the changed file are stored as a separate feature set.",
             )
     return raw
 
@@ -237,8 +237,9 @@ def checked_encoder(
     shape = shape_of(encoder, backbone.name, recipe.size, alone=dtype == "float32")
     if shape != (2, backbone.width):
         raise UsageError(
-            f"{backbone.name} gives {list(shape)} for two images of {recipe.size} px, expected [2, {backbone.width}].",
-            f"Leave out the size; the size of the model is {backbone.recipe.size} px.",
+            f"{backbone.name} gives features of shape {list(shape)} for two images of {recipe.size} px, expected [2, "
+            f"{backbone.width}].",
+            f"Leave out the size: the model accepts only images of {backbone.recipe.size} px.",
         )
     return encoder
 
@@ -308,17 +309,16 @@ def check_features(
     if features.shape != again.shape or _distance(features, again) > CHANCE_CLOSE:
         raise UsageError(
             f"{name} gives different features if it reads the same items twice.",
-            "Use no random numbers in its forward method (such as dropout with training=True), or a "
-            "fixed seed.",
+            "Use no random numbers in its forward method (such as dropout with training=True), or a fixed seed.",
         )
     for row, alone in zip(features, singly, strict=False):
         distance = _distance(row[None], alone)
         if distance > BATCH_CLOSE:
             raise UsageError(
-                f"The features that {name} gives for an item depend on the other items of its batch. They change "
-                f"by {distance:.1g} of their norm.",
-                "Compute nothing over the batch axis, such as a mean, BatchNorm without running statistics, "
-                "or padding.",
+                f"{name} gives an item other features if the other items of its batch change. The difference is "
+                f"{distance:.1g} of the norm.",
+                "Remove all operations over the batch axis, such as a mean, BatchNorm without running statistics, or "
+                "padding.",
             )
 
 

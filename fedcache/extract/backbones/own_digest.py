@@ -70,8 +70,8 @@ def digest_of_parts(
 def _ask_for_version(name: str) -> str:
     label = name.removeprefix("module:")
     return (
-        f"fc.backbone(module, {label!r}, version='1')   makes the version stand for the module's code. Change "
-        "the version when the code or the content of the module changes. Or move the code to a .py file."
+        f"fc.backbone(module, {label!r}, version='1')   identifies the module's code by the version. Change the "
+        "version when the code or the content of the module changes. Or move the code to a .py file."
     )
 
 
@@ -219,8 +219,7 @@ class ReachedObjects(ReachedCode):
             has_file = False
         if not has_file:
             raise NoDigestError(
-                f"{code.__qualname__} of {self.owner} has no source file, so fedcache cannot compute a "
-                "digest.",
+                f"{code.__qualname__} of {self.owner} has no source file, so fedcache cannot compute a digest.",
                 "Move this code to a .py file and import it from there.",
             )
 
@@ -245,7 +244,7 @@ def _tensors(name: str, module: nn.Module) -> list[list[Any]]:
             # A sparse or quantised tensor, or one of a lazy module without content.
             raise UsageError(
                 f"{key} of {name} is a {tensor.layout} tensor whose bytes cannot be read: {reason(error)}",
-                "Give a module with dense tensors; a lazy module must be called once first.",
+                "Give a module with dense tensors. If the module is lazy, call it once before.",
             ) from error
         made.append([key, str(tensor.dtype), list(tensor.shape), sha256_hex(raw)])
     return made

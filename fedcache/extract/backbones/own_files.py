@@ -156,13 +156,15 @@ class FileEncoder:
                 f"Give the size that the model was exported for:  --recipe {shell_word(self.name)}:size=N",
             ) from error
         if found.dtype.kind not in "biuf":
-            raise self._unfit(f"of {found.dtype}, but features must be real numbers")
+            raise self._unfit(f"an array of {found.dtype}, but features must be real numbers")
         if found.ndim == 0 or len(found) != len(padded):
             raise self._misshapen(found.shape, len(padded), "one row for each image")
         return found[: len(images)]
 
     def _misshapen(self, shape: Sequence[int], images: int, expected: str) -> UsageError:
-        return self._unfit(f"{list(shape)} for {images} images, expected {expected}")
+        return self._unfit(
+            f"an array of shape {list(shape)} for {images} images, expected {expected}"
+        )
 
     def _unfit(self, found: str) -> UsageError:
         outputs = ", ".join(self.outputs[:20])

@@ -97,7 +97,7 @@ class OwnItemEncoder:
         wanted = described_row(self.example)
         if found != wanted:
             raise UsageError(
-                f"{self.name} reads rows {wanted}, but the rows of the dataset are {found}.",
+                f"{self.name} reads rows of {wanted}, but the rows of the dataset are {found}.",
                 f"example = torch.zeros({rows.shape[1:]}, dtype=torch.{rows.dtype})   in the module "
                 "declares these rows as its input.",
             )

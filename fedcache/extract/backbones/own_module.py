@@ -119,8 +119,8 @@ def derive(name: str, choice: Choice) -> Backbone:
     has_factory = ":" in name.removeprefix(MODULE)
     if has_factory and not in_memory and not may_be_run(name):
         raise StoreError(
-            f"{name} is Python code that a file refers to. fedcache did not import it, because you did "
-            "not name it yourself.",
+            f"A file refers to the Python code {name}. fedcache did not import it, because your command does not "
+            "name it.",
             "If you trust this code, name it yourself in the same command: --backbone (predict, evaluate, "
             f"export-model) or --backbones (extract, train), followed by {name}. In Python:  fc.backbone({name!r})",
         )
@@ -176,8 +176,8 @@ def load(
     found = digest_of_module(backbone.name, own)
     if weights.sha256 and found != weights.sha256:
         raise CorruptionError(
-            f"{backbone.name} now has other weights or code ({found[:12]}) than at the start "
-            f"({weights.sha256[:12]}).",
+            f"The weights or the code of {backbone.name} changed during the command: digest {found[:12]}, at the "
+            f"start {weights.sha256[:12]}.",
             "A factory must return the same weights in every call: load them from a file, or draw them "
             "after torch.manual_seed(0).",
         )
@@ -196,7 +196,7 @@ def _own(name: str) -> OwnModule:
     place, _, attribute = name.removeprefix(MODULE).partition(":")
     if not attribute:
         raise UsageError(
-            f"{name} is not a module that this process knows.",
+            f"{name} is not registered in this process.",
             f"fc.backbone(module, name={place!r})   registers it; module:PACKAGE.MODULE:FACTORY works in "
             "every process.",
         )

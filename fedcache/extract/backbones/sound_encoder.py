@@ -214,7 +214,7 @@ class Hearing:
         samples = len(wave)
         if samples < fewest:
             raise BadImage(
-                f"the sound has {samples} samples at {self.rate:,} Hz, and the model needs at least {fewest}"
+                f"the sound has only {samples} samples at {self.rate:,} Hz; the model needs at least {fewest}"
             )
         extractor, lock = shared_processor(self.name, self.folder, self.stamp, EXTRACTOR)
         with lock:
@@ -317,7 +317,7 @@ class SoundEncoder:
             if self.recipe.pooling == POOLED:
                 if pooled is None:
                     raise UsageError(
-                        f"{self.name} has no pooling of its own.", "--recipe pooling=mean"
+                        f"{self.name} does not define a pooling.", "--recipe pooling=mean"
                     )
                 features: Tensor = pooled.float()
                 return features

@@ -192,7 +192,7 @@ def lookup_recorded(
     name = recipe.backbone
     if bare_name(name) != name and ":" in name:
         raise StoreError(
-            f"The recipe contains the path {name!r}, but fedcache stores only names.",
+            f"The recipe contains the path {name!r} instead of a file name.",
             "Get the file again from its author; fedcache never writes such a recipe.",
         )
     try:

@@ -174,8 +174,7 @@ def _layer_of(name: str, given: str | None, layers: int, pooling: str) -> int | 
             layer += layers + 1
     if layer is None or not 0 <= layer <= layers:
         raise UsageError(
-            f"Unknown output {given!r} of {name}: it has {layers} hidden layers, and layer:0 means the "
-            "embeddings.",
+            f"Unknown output {given!r} of {name}: it has {layers} hidden layers, and layer:0 means the embeddings.",
             f"--recipe output=layer:{shell_word(layers)}",
         )
     # The states of the last layer are the model's own output.
@@ -205,7 +204,8 @@ def _refuse_no_tokens(name: str, folder: Path, tokens: int, prompt: str) -> None
     fewest = added + 1
     if tokens < fewest:
         raise UsageError(
-            f"max_tokens={tokens} leaves no token for the text: {name} adds {added} tokens to every text.",
+            f"max_tokens={tokens} is too small: {name} adds {added} tokens to every text, so no token is left for "
+            "the text.",
             f"--recipe max_tokens={shell_word(fewest)}",
         )
 

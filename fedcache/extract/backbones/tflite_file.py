@@ -107,7 +107,7 @@ def _graph(schema: Any, raw: bytes) -> Graph:
     result_count = main.OutputsLength()
     counts = (tensor_count, operator_count, given_count, result_count)
     if max(counts) > most or min(counts) < 1:
-        raise ValueError(f"lists of {counts} entries in {len(raw)} bytes")
+        raise ValueError(f"its lists have {counts} entries, but the file has only {len(raw)} bytes")
     names = []
     weights = set()
     constants = set()
@@ -139,7 +139,7 @@ def _graph(schema: Any, raw: bytes) -> Graph:
 
 def _below(number: int, end: int) -> int:
     if not 0 <= number < end:
-        raise ValueError(f"it refers to entry {number} where there are {end}")
+        raise ValueError(f"it refers to entry {number} of a list with {end} entries")
     return number
 
 
@@ -158,10 +158,7 @@ def chosen_tensor(graph: Graph, name: str, requested: str | None) -> int:
     if requested is None and len(outputs) == 1:
         return graph.outputs[0]
     listed = ", ".join(outputs[:20])
-    hint = (
-        f"--recipe {shell_word(name)}:output={PENULTIMATE} selects the input of the classifier; outputs: "
-        f"{listed}"
-    )
+    hint = f"--recipe {shell_word(name)}:output={PENULTIMATE} selects the input of the classifier; outputs: {listed}"
     if requested is None:
         raise UsageError(f"{name} has {len(outputs)} outputs, but none was chosen.", hint)
     if requested not in computed:
@@ -268,7 +265,7 @@ def _input(name: str, inputs: list[dict[str, Any]]) -> tuple[ImageInput, int]:
             batch = int(only["shape"][0])  # 1 for any number of images
             return ImageInput(only["name"], (batch, *lengths[1:]), dtype), int(only["index"])
     raise UsageError(
-        f"{name} takes {'; '.join(shown) or 'nothing'}. fedcache expects one input of images: "
+        f"The inputs of {name} are {'; '.join(shown) or 'nothing'}. fedcache expects one input of images: "
         f"{', '.join(TYPES)} with the shape [N, H, W, 3] or [N, 3, H, W].",
         "Convert the image encoder alone, with one input.",
     )

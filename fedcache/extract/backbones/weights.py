@@ -83,7 +83,7 @@ def locate(
     if backbone.provider == "own_module":
         if backbone.name in given:
             raise UsageError(
-                f"{backbone.name} contains its weights, so no weights file can be given.",
+                f"{backbone.name} contains its weights, so --weights cannot replace them.",
                 "Leave out the file.",
             )
         return own_module.weights_of(backbone)
@@ -283,7 +283,7 @@ def _check_digest(backbone: Backbone, path: Path, sha256: str) -> None:
             if_intended = f"use it as your own backbone:  --backbones tflite:{shell_word(path)}"
         raise MachineError(
             f"{path} is not the published file of {backbone.name}: its sha256 is {sha256}, expected "
-            f"{_shown(expected)}. An incomplete download is a common cause.",
+            f"{_shown(expected)}. A common cause is an incomplete download.",
             f"Remove it and get it again. If the difference is intended, {if_intended}",
         )
 
@@ -389,7 +389,7 @@ def import_weights(
     """
     if name.startswith(HUGGING_FACE):
         raise UsageError(
-            f"{name} is a folder, but fedcache imports only files. Folders are used where they are.",
+            f"{name} is a folder, but only files can be imported. You can use a folder without importing it.",
             f"fedcache backbones verify {HUGGING_FACE}{shell_word(source)}",
         )
     backbone = lookup(name, file=source)

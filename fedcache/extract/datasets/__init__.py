@@ -69,10 +69,9 @@ def kind_of(spec: str) -> tuple[str, str]:
         )
     if kind == HELD:
         raise UsageError(
-            f"{spec!r} contains images that were passed by a Python program, so fedcache cannot read them "
-            "again.",
-            "To resume, call fc.extract(images, ...) with the same images. Or choose another dataset with "
-            "--dataset.",
+            f"The images of {spec!r} were passed from Python, so fedcache cannot read them again.",
+            "To resume, call fc.extract(images, ...) from Python with the same images. Or choose another dataset "
+            "with --dataset.",
         )
     if spec and spec not in kinds.KINDS and Path(spec).expanduser().exists():
         raise UsageError(
@@ -208,8 +207,7 @@ def _key(spec: str, context: Context) -> list[Any]:
     # --layout gives the meaning of folders. Only kinds whose main column holds paths read folders.
     if context.layout is not None and kinds.CONTENT.get(kind) != "path":
         raise UsageError(
-            f"--layout {context.layout} was given, but it applies only to folder:PATH and sound:PATH, not "
-            f"to {spec}.",
+            f"--layout {context.layout} was given, but it applies only to folder:PATH and sound:PATH, not to {spec}.",
             "Leave --layout out",
         )
     version: Any = READING

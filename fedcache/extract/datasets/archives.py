@@ -87,8 +87,7 @@ def refuse_compressed(path: Path, tool: str = "") -> FedcacheError:
         command = f"unpack {path} with the tool that made it"
     return UsageError(
         f"{path} is a compressed tar file, so fedcache cannot read its images one by one.",
-        f"Run: {command}   and use the .tar file, which is hardly larger because images are already "
-        "compressed",
+        f"Run: {command}   and use the .tar file. It is hardly larger, because images are already compressed",
     )
 
 
@@ -233,8 +232,7 @@ def check_images(entries: Entries) -> None:
         count = len(odd)
         raise UsageError(
             f"{count:,} files of {entries.path} {problem}.",
-            "Unpack it into an empty folder and pack its files again there:  "
-            f"zip -r0 new{entries.path.suffix} *",
+            f"Unpack it into an empty folder and pack its files again there:  zip -r0 new{entries.path.suffix} *",
         )
     # A small archive may expand a lot; a large one may not.
     # The sum is an integer of Python, because the sum of the claimed sizes can exceed an int64.
@@ -341,7 +339,7 @@ def _check_name(path: Path, name: str) -> None:
     if ".." in parts:
         raise _hostile(path, name, "leaves the archive")
     if "\\" in name or "\0" in name or "" in parts or "." in parts:
-        raise _hostile(path, name, "is not a plain relative path with '/' between folders")
+        raise _hostile(path, name, "is not a relative path with '/' between folders")
     if len(name) > MAX_NAME:
         raise _hostile(path, name, f"has {len(name):,} characters; at most {MAX_NAME:,} are read")
 

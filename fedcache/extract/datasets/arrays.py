@@ -130,7 +130,7 @@ def _header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], np.dtype[Any],
     end = start + math.prod(shape) * dtype.itemsize
     if not dtype.hasobject and end > size:
         raise ValueError(
-            f"an array of shape {list(shape)} and {dtype} does not fit into {size:,} bytes"
+            f"the file has only {size:,} bytes, too few for an array of shape {list(shape)} and {dtype}"
         )
     # In Fortran's order, the numbers of a row are not one after another.
     if fortran and len(shape) > 1:
@@ -172,7 +172,7 @@ def _whole(file: IO[bytes], shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDA
         _header(file, 0)
         content = load_plain(file)
         if not isinstance(content, np.ndarray) or content.shape != shape:
-            raise ValueError("a pickle that does not match its header")
+            raise ValueError("the pickled array does not match its header")
         # ``load_plain`` returns a subclass of an array; this is a plain one.
         return np.array(content.tolist(), dtype=object)
 
@@ -222,7 +222,7 @@ def _check_sums(path: Path, entries: archives.Entries, context: Context) -> None
 
     Raises CorruptionError for a damaged member.
     """
-    fact = ["sums of a zip", *stat_key(path)]
+    fact = ["checksums of the zip file", *stat_key(path)]
     if context.memory.recall(fact) is not None:
         return
     # Reading a member to its end compares its checksum.
@@ -458,10 +458,10 @@ def _column(array: FileArray, count: int, where: str) -> Column:
             why = ONE_OBJECT
         if array.shape:
             length, *shape_of_row = array.shape
-            why = f"{length:,} values for {count:,} rows"
+            why = f"{length:,} values, but there are {count:,} rows"
             if length == count:
                 each = math.prod(shape_of_row)
-                why = f"{each:,} values a row"
+                why = f"{each:,} values per row"
         return Unread(array.shape, str(array.dtype), why)
     try:
         return as_column(array.column(where).reshape(-1))

@@ -188,7 +188,7 @@ def left_out_words(names: Sequence[str]) -> str:
     """A clause on files that are left out because their split is unknown; "" if there are none."""
     if not names:
         return ""
-    return f"; left out, because their split is unknown: {some_names(names, 4)}"
+    return f"; these files are left out, because their split is unknown: {some_names(names, 4)}"
 
 
 def refuse_without_training(
@@ -197,9 +197,9 @@ def refuse_without_training(
     """Raise UsageError if the names of some files give a split, none of them train, and others would be left out."""
     if left_out and TRAIN not in splits:
         raise UsageError(
-            f"{where}: the names of some files give a split, but none gives train; "
-            f"{some_names(left_out, 4)} would be left out.",
-            "Put train into the names of the files of training rows, as in train-0000.",
+            f"{where}: some file names contain a split, but none contains train. fedcache would therefore leave out "
+            f"{some_names(left_out, 4)}.",
+            "Rename the files of training rows so that their names contain train, as in train-0000.",
         )
 
 

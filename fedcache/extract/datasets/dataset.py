@@ -284,8 +284,7 @@ def domain_column(index: NDArray[np.integer[Any]], domains: Sequence[str]) -> ND
         first = domains[0]
         raise UsageError(
             f"The dataset has {len(domains):,} domains, the first {first!r}; at most 32,767 are supported.",
-            "Give the meaning of the folder levels: --layout class, --layout domain/class or --layout "
-            "'class/*'",
+            "Give the meaning of the folder levels: --layout class, --layout domain/class or --layout 'class/*'",
         )
     return index.astype(np.int16)
 
@@ -419,6 +418,5 @@ def _check_classes(first_name: str, first: Dataset, name: str, member: Dataset) 
     differences = "; ".join(parts)
     raise UsageError(
         f"The classes of {first_name} ({count}) and {name} ({count_of_other}) differ: {differences}.",
-        "All domains of a dataset need the same class names: rename the folders, or list the images in a "
-        "CSV file",
+        "All domains of a dataset need the same class names: rename the folders, or list the images in a CSV file",
     )

@@ -154,8 +154,8 @@ def _options(rest: str) -> int:
     count = whole_number(value) or 0
     if not 30 <= count <= 300_000 or count % 30:
         raise UsageError(
-            f"digits:synth={value} is not a multiple of 30 between 30 and 300,000 (ten classes, a third of the images "
-            "for testing).",
+            f"digits:synth={value}: the number of images must be a multiple of 30 from 30 to 300,000 (ten classes, a "
+            "third of the images for testing).",
             "For example --dataset digits:synth=6000",
         )
     return count

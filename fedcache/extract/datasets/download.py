@@ -124,7 +124,7 @@ def fetch(
     except (urllib.error.URLError, HTTPException, TimeoutError, ConnectionError) as error:
         raise _failed(url, str(getattr(error, "reason", error))) from None
     if left is not None and received < left:
-        raise _failed(url, f"it stopped after {received:,} of {left:,} bytes")
+        raise _failed(url, f"the download stopped after {received:,} of {left:,} bytes")
     for kind, published in (("md5", md5), ("sha256", sha256)):
         if not published:
             continue
@@ -152,8 +152,7 @@ def check_address(url: str, name: str, *, known: bool) -> None:
         raise UsageError(
             f"{url} is not encrypted, and no checksum of {name} is published, so a changed file could not "
             "be detected.",
-            f"Give an https address (--from https://...), or download {name} yourself and use --data "
-            "NAME=DIR",
+            f"Give an https address (--from https://...), or download {name} yourself and use --data NAME=DIR",
         )
 
 

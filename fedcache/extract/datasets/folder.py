@@ -100,7 +100,7 @@ def parse_layout(text: str) -> tuple[str, ...]:
     if classes != 1 or splits > 1:
         raise UsageError(
             f"The layout {text!r} has {classes} class levels and {splits} split levels; expected exactly one class "
-            "and at most one split.",
+            "level and at most one split level.",
             "For example --layout domain/class",
         )
     return roles
@@ -163,7 +163,8 @@ def infer(
     if len(set(labels.classes)) < 2:
         only = labels.classes[0]
         raise UsageError(
-            f"{where} was read as {labels.layout} and has one class, {only!r}; expected at least two.",
+            f"{where} was read with the layout {labels.layout} and has only one class, {only!r}; expected at least "
+            "two.",
             _with_tables(
                 tables,
                 "If the folders mean something else, use --layout. Images without classes can be listed "
@@ -194,12 +195,11 @@ def _refuse_splits_as_classes(names: set[str], where: str, tables: Sequence[str]
         return
     listed = ", ".join(sorted(names)[:4])
     raise UsageError(
-        f"The folders of {where} are named like splits ({listed}), but none is a class.",
+        f"{where} has only folders that are named like splits ({listed}), so there is no folder for a class.",
         _with_tables(
             tables,
-            "Put each class into a folder of its own, such as train/cat; or write the class of each "
-            "image into metadata.csv with the columns file_name and label. If these folders are classes: "
-            "--layout class",
+            "Put each class into a folder of its own, such as train/cat; or write the class of each image into "
+            "metadata.csv with the columns file_name and label. If these folders are classes: --layout class",
         ),
     )
 
@@ -304,7 +304,7 @@ def load_files(rest: str, context: Context, holds: str) -> Dataset:
             read = _from_tables(path, found, tables, request, context)
         elif request.given:
             raise UsageError(
-                f"{path} has no table of labels, so no column can be chosen.",
+                f"{path} has no table with labels, so options that choose a column do not apply.",
                 "Give the meaning of folder levels with --layout, or the label of each image in "
                 "metadata.csv with the columns file_name and label",
             )
@@ -456,8 +456,7 @@ def _from_list(path: Path, request: columns.DatasetRequest, context: Context) ->
     """The images of a list, whose columns have the same meaning as in every table."""
     if context.layout is not None:
         raise UsageError(
-            f"--layout {context.layout} was given, but {path} already has columns for label, domain and "
-            "split.",
+            f"--layout {context.layout} was given, but {path} already has columns for label, domain and split.",
             "Leave --layout out",
         )
     listed = image_lists.read_list(path, request.content)

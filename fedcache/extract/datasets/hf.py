@@ -273,7 +273,7 @@ def _saved(path: Path, names: Sequence[str]) -> list[str]:
         state = _read_json(path / folder / "state.json")
         if state.get("_indices_data_files"):
             raise UsageError(
-                f"{path / folder} was saved with an index that selects rows, which fedcache does not read.",
+                f"{path / folder} was saved with an index that selects rows. fedcache cannot read such an index.",
                 "Save the selected rows again:  ds.flatten_indices().save_to_disk(FOLDER)",
             )
         listed = state.get("_data_files")
@@ -443,7 +443,7 @@ def image_bytes(values: Any, at: int) -> bytes:
     """The encoded image at index ``at`` of a column from ``only_bytes``; raises ``BadImage`` if there is no image."""
     image = values[at].as_py()
     if not isinstance(image, bytes):
-        raise BadImage("its row contains no image, or only a path")
+        raise BadImage("its row contains no image data, at most a path")
     return image
 
 

@@ -173,7 +173,7 @@ def _part(images: Path, *, alone: bool, context: Context) -> tuple[TableRows, st
         source = BlockRows(PackedBlocks(packed, start, count, layout.shape), layout)
     else:
         if size != expected:
-            raise _damaged(images, f"it has {size:,} bytes; {expected:,} were expected")
+            raise _damaged(images, f"it has {size:,} bytes, expected {expected:,}")
         source = FixedRows(images.absolute(), stamp, start, layout)
     labels_file = _labels_beside(images, context)
     found: dict[str, Column] = {}
@@ -230,7 +230,11 @@ def _numbers(path: Path) -> NDArray[np.int64]:
     shape, dtype, start = _header(path)
     size = math.prod(shape) * dtype.itemsize
     if size > MOST_COLUMN or len(shape) > 2 or dtype.kind == "f":
-        raise _damaged(path, f"its header gives {list(shape)} labels of {dtype}")
+        raise _damaged(
+            path,
+            f"its header declares labels of shape {list(shape)} and type {dtype}, expected at most "
+            "two axes of whole numbers",
+        )
     expected = start + size
     with _reading(path), _open(path) as file:
         raw = file.read(expected + 1)  # one byte more, to notice a file that is too long
@@ -256,7 +260,7 @@ def _check_stream(path: Path, expected: int, context: Context) -> None:
                     break
         context.memory.remember(fact, length)
     if length != expected:
-        raise _damaged(path, f"its content does not have the expected {expected:,} bytes")
+        raise _damaged(path, f"its unpacked content does not have the expected {expected:,} bytes")
 
 
 def _damaged(path: Path, why: str) -> FedcacheError:

@@ -202,7 +202,7 @@ def _check(where: str, paths: Sequence[str]) -> None:
             raise _wrong(
                 where,
                 number,
-                f"has the path {image!r}; expected a plain path below {Path(where).parent}",
+                f"has the path {image!r}; expected a relative path to a file below {Path(where).parent}",
                 "Put the CSV file into the folder of the images and use relative paths",
             )
         # Paths are the names of the rows, so they are compared as names.

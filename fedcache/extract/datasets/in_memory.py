@@ -216,7 +216,7 @@ def pixels_of(image: Any, row: int) -> bytes | NDArray[np.uint8]:
             if not (pixels.size and pixels.min() >= 0 and pixels.max() <= 1):
                 raise UsageError(
                     f"Image {row} is a tensor of floats outside [0, 1], whose meaning is unknown.",
-                    "Leave Normalize out; fedcache normalises for each backbone",
+                    "Remove Normalize from the transforms; fedcache normalises for each backbone",
                 )
             # ToTensor divided the bytes by 255; this restores the same bytes.
             pixels = np.rint(pixels * 255).astype(np.uint8)

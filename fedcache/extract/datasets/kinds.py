@@ -38,10 +38,10 @@ KINDS = {
         OwnFiles(
             "folder:PATH",
             "a directory, .zip or .tar with one folder per class or with metadata.csv, or a .csv that lists images",
-            "folder levels named train, test, val, dev or similar are the split, the last level is the class, "
-            f"and the remaining level is the domain. Without a split, {HELD_OUT} is the test set. "
-            "--layout domain/class overrides this. Choose columns of metadata.csv and of lists with "
-            "--images-key (paths), --label-key and --group-key",
+            "a folder level with names such as train, test, val or dev is the split, the last level is the class, "
+            f"and any other level is the domain. Without a split, {HELD_OUT} is the test set. --layout domain/class "
+            "overrides this. Choose columns of metadata.csv and of lists with --images-key (paths), --label-key and "
+            "--group-key",
             "folder:photos.zip",
             "folder:photos.zip --layout domain/class",
         ),
@@ -112,8 +112,8 @@ KINDS = {
         OwnFiles(
             "rows:FILE",
             "rows of numbers, such as wave forms, and labels in a .npz, .npy or .h5 file, or in a folder of .npy files",
-            'a backbone module:MODULE:FACTORY with reads = "rows" gets the rows unchanged. Columns are chosen as for '
-            "arrays:FILE; --images-key or rows:FILE?rows=A chooses the column of rows",
+            'a backbone module:MODULE:FACTORY with reads = "rows" gets the rows unchanged. --images-key or '
+            "rows:FILE?rows=A chooses the column of rows; other columns are chosen as for arrays:FILE",
             "rows:tones.npz",
             "rows:tones.npz --label-key pitch",
         ),

@@ -49,7 +49,8 @@ def pull(
         paper_entry = paper.read(name)
         if not paper_entry.pulls:
             raise MachineError(
-                f"{paper_entry.title} has no permanent address for a direct download; get it by hand.",
+                f"fedcache cannot download {paper_entry.title}, because it has no permanent address. Download it "
+                "yourself.",
                 "\n".join(papers.steps(paper_entry)),
             )
         download.pull(paper_entry, root, say=say, mirror=mirror)
@@ -124,7 +125,7 @@ def info(
             "domains": list(digits.DOMAINS),
             "splits": ["train", "test"],
             "made_from": versions,
-            "note": "other versions of these packages may draw other pixels, which makes another dataset",
+            "note": "with other versions of these packages the pixels, and therefore the dataset, may differ",
         }
     files = None
     if kind in KINDS:

@@ -121,7 +121,7 @@ def _of_files(
     where = [place.base, *(lists or tables)][-1]
     if not entries:
         raise CorruptionError(
-            f"{where} has no image of a class of {place.paper.title}.",
+            f"{where} has no image of any class of {place.paper.title}.",
             "Download or unpack the dataset again, and check its path",
         )
     entries = sorted(entries, key=lambda entry: name_of(entry.name))
@@ -131,7 +131,7 @@ def _of_files(
         if not tree.is_plain(path) or "\\" in path:
             shown = path[:80]
             raise CorruptionError(
-                f"{where} names {shown!r}; expected a plain path below {images}.",
+                f"{where} contains the path {shown!r}; expected a relative path to a file below {images}.",
                 "Download it again from its authors; nothing was read",
             )
     names = [name_of(entry.name) for entry in entries]
@@ -389,7 +389,9 @@ def _read_cars(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
         for name, number in pairs:
             if not 1 <= number <= classes:
                 shown = name[:40]
-                raise damaged(path, f"{shown!r} has the class {number}; expected 1 to {classes}")
+                raise damaged(
+                    path, f"{shown!r} has the class number {number}; expected 1 to {classes}"
+                )
             image = f"cars_{split}/{name}"
             yield ImageEntry(image, image, number - 1, 0, SPLIT_WORDS[split])
 

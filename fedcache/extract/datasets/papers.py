@@ -81,12 +81,12 @@ def load(rest: str, context: Context) -> Dataset:
     entry = place.paper
     differences = [*rows.notes]
     for what, expected, found in miscounted(place, rows):
-        differences.append(f"{what} {found:,}, published {expected:,}")
+        differences.append(f"{what} {found:,} (published: {expected:,})")
     notes = differences[:3]
     if len(differences) > 3:
         more = len(differences) - 3
         command = shlex.join(["fedcache", "datasets", "check", rest, str(place.root)])
-        notes.append(f"{more} more such differences: {command}")
+        notes.append(f"{more} more such differences, listed by: {command}")
     if not np.any(split == TEST):
         # Any row may become a test row; the mask is true for all of them.
         split[held_out(label, domain, uid, split != TEST)] = TEST
@@ -214,8 +214,8 @@ def check(name: str, root: Path) -> dict[str, Any]:
     root = root.expanduser()
     if not root.is_dir():
         raise UsageError(
-            f"{root} is not a folder; expected the one into which {entry.title} was unpacked.",
-            f"fedcache datasets info {shell_word(name)}   lists the files that belong there",
+            f"{root} is not a folder. Expected: the folder into which {entry.title} was unpacked.",
+            f"fedcache datasets info {shell_word(name)}   lists the files of this folder",
         )
     missing: list[str] = []
     wrong: list[str] = []
@@ -253,7 +253,7 @@ def check(name: str, root: Path) -> dict[str, Any]:
     report["counts"] = {SPLIT_NAMES[code]: number for code, number in numbers}
     wrong += rows.notes
     for what, published, number in miscounted(place, rows):
-        wrong.append(f"{what}: {number:,} images, published {published:,}")
+        wrong.append(f"{what}: {number:,} images (published: {published:,})")
     classes = len(entry.classes)
     labels_without_rows = set(range(classes)) - set(rows.label)
     absent = sorted({entry.classes[label] for label in labels_without_rows})

@@ -144,8 +144,7 @@ def pull(name: str, root: Path) -> None:
     entry = entry_of(name)
     if not entry.pulls:
         raise MachineError(
-            f"torchvision cannot download {name}: it requires registration, or its address no longer "
-            "exists.",
+            f"torchvision cannot download {name}: it requires registration, or its address no longer exists.",
             f"Get its files yourself, put them in {root}, then use --data {shell_word(f'{name}={root}')}",
         )
     root.mkdir(parents=True, exist_ok=True)
@@ -329,8 +328,7 @@ def _construct(
         word = shell_word(name)
         raise MachineError(
             f"torchvision cannot open {name} in {root}: {reason}",
-            f"fedcache datasets pull torchvision:{word}   or, if the files are complete elsewhere, --data "
-            f"{word}=DIR",
+            f"fedcache datasets pull torchvision:{word}   or, if the files are complete elsewhere, --data {word}=DIR",
         ) from None
 
 

@@ -239,8 +239,8 @@ def _walk(
         # Links between sibling folders can make a few folders an endless tree.
         if visited > archives.MAX_ENTRIES:
             raise UsageError(
-                f"{root} has more than {archives.MAX_ENTRIES:,} files and folders, including those behind "
-                "links.",
+                f"{root} has more than {archives.MAX_ENTRIES:,} files and folders. Files and folders behind links "
+                "also count.",
                 "Remove links between its folders, or split it",
             )
         for entry in listed:

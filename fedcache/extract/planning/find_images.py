@@ -63,7 +63,7 @@ def read_images(store: Store, rows: Sequence[int], places: ImagePlaces) -> dict[
             if uid_of(raw) == uid.tobytes():
                 found[row] = decode(raw)
     if rows and not found:
-        raise _unavailable(store, f"{data.spec} contains none of the images to show")
+        raise _unavailable(store, f"{data.spec} does not contain the images to show")
     return found
 
 

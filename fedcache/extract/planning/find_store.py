@@ -131,7 +131,7 @@ def locate_store(
     if pinned is not None:
         if observer is not None:
             (name,) = pinned.values()
-            observer.note(Detail(f"Dataset {name}, which {FILE_NAME} of this folder names."))
+            observer.note(Detail(f"Using dataset {name}, set by {FILE_NAME} of this folder."))
         return locate_store(
             home, path=pinned.get("store"), dataset=pinned.get("dataset"), observer=observer
         )
@@ -150,7 +150,7 @@ def locate_store(
         if later is not None:
             name = later.name
             observer.warn(
-                f"{name} was extracted later than the store in use. To use it: --store {shell_word(name)}"
+                f"The store {name} is newer than the store in use. To use the newer one: --store {shell_word(name)}"
             )
     # Errors are ignored, because the files of the dataset may be gone, and the store can be used without them.
     with suppress(UsageError, MachineError):
@@ -364,10 +364,7 @@ def ingested_path(home: Home, spec: str) -> Path | None:
     if explicit or closest(name, [*datasets_by_spec, *found]) in found:
         ingested = ", ".join(found) or "nothing yet"
         example = shell_word(name or "NAME")
-        hint = (
-            f"Ingested datasets: {ingested}. To ingest another file:  fedcache ingest FILE --name "
-            f"{example}"
-        )
+        hint = f"Ingested datasets: {ingested}. To ingest another file:  fedcache ingest FILE --name {example}"
         raise unknown("dataset", name, [*found, *datasets_by_spec], hint=hint)
     return None
 
@@ -579,13 +576,13 @@ def keep_groups(store: Store, groups: Mapping[str, Group], spec: str, observer: 
         if before & set(changed):
             report = observer.warn
         report(
-            f"{_columns(changed)} updated in {store.path.name} to the values of {spec}. Earlier partitions keep "
-            "their rows."
+            f"{_columns(changed)} updated in {store.path.name} to the values of {spec}. Existing partitions do not "
+            "change."
         )
     if gone:
         observer.warn(
-            f"{_columns(gone)} not part of {spec} and removed from {store.path.name}. To add columns again, "
-            "extract a dataset that has them."
+            f"{_columns(gone)} not part of {spec}, and therefore removed from {store.path.name}. To add removed "
+            "columns again, extract a dataset that has them."
         )
 
 

@@ -302,9 +302,8 @@ def plan_incremental(
                 best = (*rank, plan)
     if best is None and unusable is not None:
         observer.note(
-            f"{unusable.path.name} has most of these rows, but all are computed again, because every "
-            "chunk has a changed row or was computed differently (device, dtype, batch or versions; see "
-            "fedcache inspect)."
+            f"{unusable.path.name} has most of these rows. fedcache computes all rows again, because every chunk has "
+            "a changed row or was computed with another device, dtype, batch or version (see fedcache inspect)."
         )
     if best is None:
         return None

@@ -188,8 +188,7 @@ def ingest_file(
             raise UsageError(
                 f"{old.dataset['slug']} is already a dataset of {old.rows:,} rows ({old.path}), but "
                 f"{file} has other content ({rows:,} rows).",
-                f"Choose another --name, or replace the dataset and delete its partitions:  {same_command} "
-                "--replace",
+                f"Choose another --name, or replace the dataset and delete its partitions:  {same_command} --replace",
             )
     clean_up(made)  # removes the journal of an earlier call that was killed
     remember_last(home, made.path, f"{INGESTED}:{name}")
@@ -276,8 +275,8 @@ def describe_ingested(store: Store, home: Home, name: str) -> tuple[list[str], s
     for word in ("train", "test"):
         if not counts[word]:
             lines.append(
-                f"There are no {word} rows, so nothing can be trained and scored. Add rows to classes that "
-                "have only one row."
+                f"There are no {word} rows, so no method can be trained and scored. Add rows to classes that have "
+                "only one row."
             )
             return lines, ingest_command(store)
     if not has_label.any() and not store.texts:

@@ -270,7 +270,7 @@ def recipe_of(backbone: Backbone, weights: Weights, config: ExtractConfig) -> Re
             changes[option] = value
         elif name not in config.backbones:
             raise UsageError(
-                f"--recipe {key}={value} is for {name!r}, which is not among --backbones.",
+                f"--recipe {key}={value} is for the backbone {name!r}, but --backbones does not contain it.",
                 f"Backbones of this run: {', '.join(config.backbones)}",
             )
     # Pixels are always stored as uint8, so the option does not apply to them.

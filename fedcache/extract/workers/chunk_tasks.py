@@ -216,17 +216,16 @@ def _check_machine(spec: TaskSpec) -> None:
         row, uid = spec.probe
         if _uid_or_none(spec.source, row) != uid:
             raise MachineError(
-                f"{host} does not see the images of the dataset, or sees different ones.",
-                "The dataset must be at the same path on all nodes.",
+                f"The node {host} has no access to the images of the dataset, or finds other images at their path.",
+                "Make the dataset available at the same path on all nodes.",
             )
     settings = spec.settings
     device = resolve_device(settings.device)
     for job in spec.jobs:
         if job.weights.path is not None and not job.weights.path.exists():
             raise MachineError(
-                f"{host} does not see the weights of {job.backbone.name}: {job.weights.path}.",
-                "Weights must be at the same path on all nodes, e.g. in $FEDCACHE_HOME/weights on a "
-                "shared disk.",
+                f"The node {host} has no access to the weights of {job.backbone.name}: {job.weights.path}.",
+                "Weights must be at the same path on all nodes, e.g. in $FEDCACHE_HOME/weights on a shared disk.",
             )
         # Finished arrays are not in ``arrays``; nothing is added to them.
         if job.key not in spec.arrays:
@@ -237,7 +236,8 @@ def _check_machine(spec: TaskSpec) -> None:
             changed = sorted({*how_here.items()} ^ {*job.how.items()}, key=str)
             listed = ", ".join(f"{name} {value}" for name, value in changed)
             raise MachineError(
-                f"{host} would compute {job.key} differently: {listed}. Mixed rows would not be comparable.",
+                f"The node {host} would compute {job.key} differently: {listed}. Rows from different nodes would not "
+                "be comparable.",
                 "Install the same versions on every node, and use nodes of one kind.",
             )
 

@@ -97,7 +97,7 @@ class CapturedModel:
         # depends on the images.
         noise = torch.randint_like(images, 256)
         if not torch.equal(self(noise), compute(noise)):
-            raise RuntimeError("the recorded model gives different features")
+            raise RuntimeError("with CUDA graphs it gives different features")
 
     def __call__(self, images: Tensor) -> Tensor:
         self.images.copy_(images)

@@ -201,7 +201,7 @@ class ExtractionStats:
         if len(self.bad) > max_bad:
             row, reason = max((latest or self.bad).items())
             raise CorruptionError(
-                f"{len(self.bad)} {self.holds} could not be read, more than --max-bad {max_bad}; the last is "
+                f"{len(self.bad)} {self.holds} could not be read, more than --max-bad {max_bad} allows. The last is "
                 f"{self.names[row]}, row {row}: {reason}.",
                 f"Fix the {self.holds}, or run again with a larger --max-bad. Finished chunks are kept.",
             )

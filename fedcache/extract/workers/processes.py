@@ -112,9 +112,9 @@ class WorkerProcesses:
                 "Run the same command again to resume.",
             )
         return MachineError(
-            f"An extraction worker ended ({how}).",
-            "If memory ran out, run the same command again to resume, with a smaller --batch or with "
-            "--workers 1.",
+            f"An extraction worker ended unexpectedly ({how}).",
+            "A common cause is too little memory. To resume, run the same command again with a smaller --batch or "
+            "with --workers 1.",
         )
 
     def close(self) -> None:

@@ -470,8 +470,8 @@ class Data:
             if found != expected:
                 features = tuple(self.x.shape)
                 raise StoreError(
-                    f"The features are {features} for {self.classes} classes, but {name} has shape {found}, expected "
-                    f"{expected}.",
+                    f"{name} has shape {found}, expected {expected}, because the features are {features} for "
+                    f"{self.classes} classes.",
                     "Text features and image features must come from the same backbone. To see them: fedcache inspect",
                 )
 
@@ -514,7 +514,7 @@ class ClientData:
             i = self.positions()
         if self.y is None:
             raise InternalError(
-                "A method without labels read a label.",
+                "A method that declares that it reads no labels has read a label.",
                 "Please report this with the method's name.",
             )
         return self.y[self.rows.gather(-1, i)]

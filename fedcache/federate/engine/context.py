@@ -498,7 +498,8 @@ def check_views(hp: Hp, views: int) -> None:
     for name in ("train_view", "proto_view"):
         if hp.get(name) == "aug" and views == 1:
             raise StoreError(
-                f"{name}=aug trains on stored augmentations, but the features have only 1 view.",
+                f"{name}=aug trains on stored augmented views, but the features have only view 0, the image without "
+                "augmentation.",
                 f"Extract more views, for example fedcache extract --views 4, or use --set {name}=center.",
             )
 

@@ -94,7 +94,7 @@ class HParam:
             elif self.low is not None:
                 words = f"{name} of at least {self.low:g}"
         if self.auto:
-            return f"{words}, or auto ({self.auto})"
+            return f"{words}, or auto, which means {self.auto}"
         return words
 
     def _read(self, value: Value) -> Value:

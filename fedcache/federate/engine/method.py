@@ -459,8 +459,8 @@ class Method:
         cautions = list(self.caution(hp))
         if self.reads_test(hp):
             leak = (
-                f"{self.name} learns from labelled test rows before it is scored on them: its accuracy is "
-                "not a test accuracy and cannot be compared with other methods"
+                f"{self.name} trains on labelled test rows before it is scored on the same rows. Its accuracy is "
+                "therefore not a test accuracy and cannot be compared with other methods"
             )
             cautions.insert(0, leak)
         return cautions
@@ -525,7 +525,7 @@ def check_mixed(
     if refused:
         allowed = ", ".join(sorted(method.mixed)) or "nothing"
         raise UsageError(
-            f"Clients of {method.name} may differ in {allowed}, but not in {refused}.",
+            f"All clients of {method.name} need the same {refused}; only {allowed} may differ between clients.",
             f"Give every client the same {refused}, or choose a method that exchanges no weights, for example "
             "flesd-head.",
         )
@@ -534,6 +534,7 @@ def check_mixed(
         inside = all(0 <= start < stop <= width for start, stop in o.columns)
         if not inside or not 0 <= client < clients:
             raise UsageError(
-                f"Client {client} is given columns {o.columns}, but there are {clients} clients and {width} columns.",
-                "Ranges are [start, stop) within the concatenated features.",
+                f"The range of columns {o.columns} of client {client} is not valid: there are {clients} clients and "
+                f"{width} columns.",
+                "Give ranges [start, stop) within the concatenated features.",
             )

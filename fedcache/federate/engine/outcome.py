@@ -56,7 +56,7 @@ def no_training_rows(method: str) -> ClientData:
     """The data of a model that was taken out of its run: reading any attribute raises UsageError."""
     return missing_rows(
         f"predict of {method} reads the client's training rows, but a saved model does not contain them.",
-        "Let personal_part of the method return the data that its predict needs.",
+        "Change personal_part of the method so that it returns the data that predict needs.",
     )
 
 
@@ -310,7 +310,7 @@ class Traffic:
         if total == 1:
             which = "the only round"
         return [
-            f"In {which} no client sent anything: no client was drawn or available, or all of them "
+            f"In {which} the server received no upload: no client was drawn or available, or all drawn clients "
             "dropped out."
         ]
 
@@ -516,7 +516,7 @@ def generalisation_bound(
         needed = math.floor(dimension / math.e) + 1
         raise UsageError(
             f"The bound needs d < e N, found d = {dimension} and e N = {limit:.1f} ({rows} rows).",
-            f"Use more rows (at least {needed}), or a head of fewer dimensions.",
+            f"Use at least {needed} rows, or a head of fewer dimensions.",
         )
     capacity = math.sqrt(dimension / rows * math.log(math.e * rows / dimension))
     chance = math.log((clients + 1) * classes / delta)
@@ -531,7 +531,8 @@ def _check_counts(counts: Mapping[str, int], least: int) -> None:
     for name, value in counts.items():
         if value < least:
             raise UsageError(
-                f"{name} is {value}, expected at least {least}.", "Give the count of the run."
+                f"{name} is {value}, expected at least {least}.",
+                "Give the number from the result of the run.",
             )
 
 

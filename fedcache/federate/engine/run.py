@@ -243,7 +243,8 @@ def run_points(
         _check(method, hp, spec.clients, spec.rounds)
         if structure(method, hp) != structure(method, hps[0]):
             raise InternalError(
-                "Points of one program differ in more than floats.", "Please report this."
+                "Configurations that are trained together differ in hyperparameters that are not floats.",
+                "Please report this.",
             )
     if method.one_shot:
         spec = replace(spec, rounds=1)
@@ -448,8 +449,7 @@ def _check(method: Method, hp: Mapping[str, Value], clients: Sequence[Client], r
         )
     if has_batchnorm(hp) and hp.get("batch") == 1:
         raise UsageError(
-            f"batch is 1, but {method.name} normalises with batch statistics (bn), and one row has no "
-            "variance.",
+            f"batch is 1, but {method.name} uses BatchNorm (bn), which needs at least two rows in a batch.",
             "Use --set batch=2 or more, or --set bn=false.",
         )
     if rounds < 1:
@@ -483,9 +483,8 @@ def _outcome(
     def predict(x: Tensor) -> Tensor:
         if protocol != "global":
             raise UsageError(
-                f"{job.method.name} has one model per client, so there is no global prediction.",
-                "Read evaluation.predictions, the predictions of each client's model on its own test "
-                "rows.",
+                f"{job.method.name} has one model for each client, so there are no predictions of a global model.",
+                "Use evaluation.predictions: the predictions of each client's model on the client's own test rows.",
             )
         rows = x
         if x.dim() == 3:

@@ -115,7 +115,7 @@ def eligible_clients(
     few = "have too few rows for one batch"
     normalised = has_batchnorm(hp)
     if normalised:
-        few += " (BatchNorm needs two rows, bn=false needs one)"
+        few += " (two rows with BatchNorm, one row with bn=false)"
     warnings = []
     for skipped, why in (
         (empty, "have no training rows"),
@@ -279,8 +279,8 @@ class RunState:
             self.attackers = attack.attackers(names, seed)
             if not self.attackers:
                 self.warnings.append(
-                    f"--attack {attack.text}: this share of {len(names)} clients is less than one "
-                    "client, so no client is malicious"
+                    f"--attack {attack.text}: no client is malicious, because this share of {len(names)} clients is "
+                    "less than one client"
                 )
         self.labels: Tensor | None = None
         if "labels" in method.reads(hp):
@@ -591,13 +591,13 @@ class RunState:
             if not too_large:
                 return pipeline, pooled
             name, size = next(iter(too_large.items()))
-            problem = f"{name} of the model would contain {size:.2g}, and no client can train from such a model"
+            problem = f"{name} of the model would contain {size:.2g}, so clients could not continue training"
         except FederatedRunError as error:
             failure = error
             problem = failure.message.rstrip(".")
         # The uploads farthest from the others first: the round is aggregated again without each of them in turn.
         suspects = pipeline.suspects()[:MOST_SUSPECTS]
-        why = f"the server can aggregate the round only without it ({problem})"
+        why = f"the server cannot aggregate the round with this upload ({problem})"
         for client in suspects:
             other_ids = [c for c in ids if c != client]
             try:

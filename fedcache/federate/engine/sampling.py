@@ -45,10 +45,8 @@ def numbers_of(named: Sequence[str], names: Sequence[str], option: str) -> np.nd
     missing = next((name for name in named if name not in number), None)
     if missing is not None:
         raise UsageError(
-            f"{option} has a line for the client {visible(missing)!r}, but the partition has no such "
-            "client.",
-            f"Client names of this partition look like {visible(names[0])!r}; `fedcache partition --json` "
-            "lists them.",
+            f"{option} has a line for the client {visible(missing)!r}, but the partition has no such client.",
+            f"Client names of this partition look like {visible(names[0])!r}; `fedcache partition --json` lists them.",
         )
     return np.array([number[name] for name in named], np.int64)
 
@@ -59,8 +57,8 @@ def refuse_lacking(lacking: np.ndarray, names: Sequence[str], option: str, examp
         name = visible(names[int(lacking[0])])
         share = f"{len(lacking)} of {len(names)}"
         raise UsageError(
-            f"{option} has no line for the client {name!r}; {share} clients have none.",
-            f"Every client that has training rows needs one:  {example}",
+            f"{option} has no line for the client {name!r}. Clients without a line: {share}.",
+            f"Write a line for every client that has training rows:  {example}",
         )
 
 
@@ -84,9 +82,9 @@ def _period(words: Sequence[str]) -> tuple[int, int]:
     try:
         first, last = map(int, words)
     except ValueError:
-        raise ValueError("is not a client name and two rounds") from None
+        raise ValueError("does not contain a client name and two numbers of rounds") from None
     if not 1 <= first <= last < 2**62:
-        raise ValueError("needs two rounds in ascending order, from 1")
+        raise ValueError("needs two numbers of rounds in ascending order, counted from 1")
     return first, last
 
 
@@ -149,7 +147,7 @@ def values_of_clients(
         seen.add(client)
         clients.append(client)
     if not clients:
-        raise UsageError(f"{here}: it lists no client.", example)
+        raise UsageError(f"{here}: the file has no line for any client.", example)
     return clients, values, sha256_hex(raw)
 
 
@@ -266,7 +264,7 @@ def _read_clusters(path: Path, _digest: str) -> ClusterRule:
 
 def _cluster(words: Sequence[str]) -> str:
     if len(words) != 1 or not words[0].strip():
-        raise ValueError("is not a client name and a cluster")
+        raise ValueError("does not contain a client name and a cluster")
     return words[0].strip()
 
 
@@ -547,8 +545,8 @@ class ClientSampler:
             share = participation * clients
             if share < 0.5:
                 warnings.append(
-                    f"a share of {participation:g} of {clients:,} clients is only {share:.2g} clients, so each "
-                    "round has one client"
+                    f"each round has one client, because the share {participation:g} of {clients:,} clients is only "
+                    f"{share:.2g} clients"
                 )
         return warnings
 
@@ -576,8 +574,8 @@ class ClientSampler:
         if self._per_round == 1:
             smallest = f"smallest of {len(sizes)} clusters has"
         return [
-            f"{count} clients per round were requested, but the {smallest} only {least} clients that can "
-            "train, so a round with such clusters has fewer clients"
+            f"{count} clients per round were requested, but the {smallest} only {least} clients that can train. "
+            "Rounds that draw these clusters have fewer clients"
         ]
 
     def share(self, participation: Participation) -> float:

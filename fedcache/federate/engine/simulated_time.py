@@ -125,8 +125,8 @@ def parse_timing(
 def _read_durations(path: Path, rule: TimingRule) -> TimingRule:
     """The rule with the durations of a CSV file with the columns ``client`` and ``duration``."""
     example = (
-        f"{', '.join(DURATIONS)}, or a file with a line for every client:  "
-        f"client,duration  and then  client-0,1.5"
+        f"{', '.join(DURATIONS)}, or a file with a line for every client:  client,duration  and then  "
+        "client-0,1.5"
     )
     clients, durations, digest = values_of_clients(
         path, "--client-durations", COLUMNS, example, _duration
@@ -138,9 +138,9 @@ def _duration(words: Sequence[str]) -> float:
     try:
         (value,) = map(float, words)
     except ValueError:
-        raise ValueError("is not a client name and a number") from None
+        raise ValueError("does not contain a client name and a number") from None
     if not 0.0 < value < np.inf:
-        raise ValueError("has no duration above 0")
+        raise ValueError("does not contain a duration above 0")
     return value
 
 
@@ -154,7 +154,7 @@ def why_not_asynchronous(method: Method, hp: Hp) -> str | None:
         return "its clients send nothing"
     only_means = set(method.pool(hp).values()) <= {"mean", "uniform"}
     if not only_means or method.aggregate is not replace_names:
-        return "its server does more with uploads than take their mean"
+        return "its server does not only average the uploads"
     return None
 
 
@@ -323,7 +323,7 @@ class TimedRun(RunState):
             elif name.endswith(STATISTICS) and self.rule.step > 1.0:
                 why = f"does not support --server-step above 1, which can make a variance negative ({name})"
             if why is not None:
-                raise UsageError(f"{self.method.name} {why}.", "Leave this option out.")
+                raise UsageError(f"{self.method.name} {why}.", "Leave the option out.")
 
     def begin_step(self) -> dict[int, list[int]]:
         """Let time pass until the buffer is full. Returns version of the model -> clients in the buffer."""

@@ -302,10 +302,10 @@ class Batched(Executor):
         if load.mixed:
             return "its clients have different settings"
         if "pixels" in method.reads(hp):
-            return "a convolution has no client axis"
+            return "a convolution cannot process several clients in one batch"
         if cls.name in method.executions:
             return ""
-        return "it has no client axis"
+        return "it cannot process several clients in one batch"
 
     @classmethod
     def cost(cls, method: Method, hp: Hp, load: Load) -> float:

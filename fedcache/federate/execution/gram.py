@@ -176,7 +176,7 @@ class Gram(Batched):
         if load.mixed:
             return "its clients have different settings"
         if cls.name not in method.executions:
-            return "its clients do not train a linear layer on the features by SGD on their own rows alone"
+            return "this mode is only for clients that train a linear layer on features by SGD, on their own rows"
         if hp.get("opt") == "adam":
             return "opt=adam: the second moment of Adam depends on the basis of the features"
         if hp.get("noise_on") == "features":

@@ -347,8 +347,8 @@ def refuse_too_much(
     hint = "Use fewer clients per round (--participation), a smaller head, or fewer configurations at once."
     if 0 < fits < plan.chunk:
         hint = (
-            f"At most {fits} clients fit in memory at once, but this run trains {plan.chunk} at once. To train "
-            "one client after another: --execution sequential"
+            f"At most {fits} clients fit in memory at the same time, but this run trains {plan.chunk} clients "
+            "together. To train one client after another: --execution sequential"
         )
     raise MachineError(problem, hint)
 
@@ -391,7 +391,7 @@ def refuse_too_little_room(load: Load, plan: ExecutionPlan, place: Path) -> None
     needed = load.kept_bytes()
     if needed > free:
         raise MachineError(
-            f"{load.participants:,} clients take part and keep {_mib(needed)} between rounds, but "
+            f"{load.participants:,} clients take part, and their state between rounds takes {_mib(needed)}, but "
             f"{_mib(free)} are free in {place}.",
             _fewer_participants(load, free, "use another disk with --runs DIR"),
         )
@@ -402,7 +402,9 @@ def _fewer_participants(load: Load, room: int, other: str) -> str:
     # At most (clients per round) x (rounds) clients take part.
     fits = room // (load.points * load.state_bytes)
     if not fits:
-        return f"Not even one client fits, so {other}."
+        return f"There is no space even for one client, so {other}."
     a_round = max(1, fits // load.rounds)
     rounds = min(fits, load.rounds)
-    return f"At most {fits:,} clients fit: --participation {a_round} --rounds {rounds}"
+    return (
+        f"There is space for at most {fits:,} clients: --participation {a_round} --rounds {rounds}"
+    )

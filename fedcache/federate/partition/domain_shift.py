@@ -311,8 +311,8 @@ def counts_or_error(scheme: Scheme, args: Values, streams: Streams, rule_of: Rul
     filled: dict[str, Value] = {"fill": True}  # arguments that work with it
     if not _has_rows(rule):
         message = (
-            f"{who} needs {clients} x {least}, but only {rows} rows can be assigned, enough for {most} "
-            "clients."
+            f"{who} needs {least} for each of {clients} clients, but the {rows} rows that can be assigned are enough "
+            f"for only {most} clients."
         )
         filled["clients"] = most
         if tries and not args.get("fill"):
@@ -333,7 +333,7 @@ def counts_or_error(scheme: Scheme, args: Values, streams: Streams, rule_of: Rul
         stop = "fedcache makes no more draws"
         if found.hopeless:
             stop = "more draws would not help"
-        message = f"{who}: none of {found.draws:,} draws gave every client {least} ({stop}); "
+        message = f"{who}: in none of {found.draws:,} draws did every client get {least} ({stop}); "
         message += f"in the best draw, the smallest client had {found.best_minimum} rows."
         if tries:
             alphas = alphas_above(rule.alpha)
@@ -594,10 +594,7 @@ def _domains(scheme: Scheme, pool: RowPool) -> tuple[int, ...]:
     names = _domain_names(pool)
     if len(names) < 2:
         found = ", ".join(names) or "none"
-        why = (
-            f"Scheme {scheme.name} makes one client per domain and needs at least 2 domains, found "
-            f"{found}."
-        )
+        why = f"Scheme {scheme.name} makes one client per domain and needs at least 2 domains, found {found}."
         raise InfeasibleError(why, "")
     for split, rows in (("train", pool.train), ("test", pool.test)):
         empty = []
@@ -610,7 +607,7 @@ def _domains(scheme: Scheme, pool: RowPool) -> tuple[int, ...]:
             if len(others) > 1:
                 instead = {"domain": others}
             where = ", ".join(empty)
-            why = f"Scheme {scheme.name}: no {split} rows with ok = 1 in {where}."
+            why = f"Scheme {scheme.name}: {where} has no readable {split} rows."
             raise InfeasibleError(why, "", instead)
     return pool.domains
 
@@ -675,7 +672,7 @@ FEATURE_SHIFT = Scheme(
 )
 LABEL_SHIFT = Scheme(
     "label-shift",
-    "one domain, classes in Dirichlet shares, each client tested on the held-out part of its own draw",
+    "one domain; each client gets Dirichlet shares of the classes and is tested on a held-out part of its own draw",
     "FedPCL, arXiv:2209.10083",
     (
         clients_argument(5),
@@ -685,7 +682,7 @@ LABEL_SHIFT = Scheme(
             "ratio",
             "float",
             None,
-            "rows drawn for each training row; the rows that are not trained on are test rows (default 11 for up to 10 "
+            "number of rows drawn for each training row; the other drawn rows are test rows (default 11 for up to 10 "
             "clients, 5.5 up to 20, 3 up to 40, then 1.5)",
             low=1.0,
             high=1e6,
@@ -713,7 +710,7 @@ LABEL_SHIFT = Scheme(
 )
 FEATURE_LABEL_SHIFT = Scheme(
     "feature-label-shift",
-    "each domain is a client, with classes in Dirichlet shares",
+    "each domain is a client and gets Dirichlet shares of the classes",
     "FedPCL, arXiv:2209.10083",
     (
         alpha_argument(1.0),

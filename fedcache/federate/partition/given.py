@@ -50,12 +50,12 @@ def of_ids(columns: Columns, ids: Any, *, seed: int = 0, **arguments: object) ->
     if found != rows:
         raise UsageError(
             f"{found} clients are given, but the store has {rows} rows.",
-            "Give one client per row, in the order of Store.samples.name, or None for a row without a "
-            "client.",
+            "Give one client per row, in the order of Store.samples.name, or None for a row without a client.",
         )
     if arguments.pop("by", COLUMN) != COLUMN:
         raise UsageError(
-            "A column (by) and the clients themselves are both given.", "Give one of them."
+            "The clients are given twice: by a column (by) and as lists of rows.",
+            "Give one of them.",
         )
 
     def groups(_name: str) -> Group:
@@ -144,7 +144,7 @@ def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = N
         owners = [repr(name) for name, of_client in train.items() if row in of_client]
         both = " and ".join(owners)
         raise UsageError(
-            f"Row {row} is given to {both}.",
+            f"Row {row} is assigned to {both}.",
             "Assign each training row to one client.",
         )
     lost = int((~ok[trained]).sum())
@@ -208,7 +208,7 @@ def _parts(name: str, held: Any) -> tuple[Any, Any, Any]:
         if "train" not in held or not set(held) <= set(PARTS):
             keys = ", ".join(map(str, held)) or "nothing"
             raise UsageError(
-                f"Client {name!r} is given {keys}.",
+                f"The entry of client {name!r} has the keys {keys}.",
                 'Expected "train", and optionally "test" and "validation".',
             )
         return held["train"], held.get("test"), held.get("validation")
@@ -226,20 +226,21 @@ def _rows(name: str, rows: Sequence[int] | np.ndarray, count: int) -> np.ndarray
         found = np.flatnonzero(found)
     if found.ndim == 1 and not len(found):
         raise UsageError(
-            f"Client {name!r} is given no rows.", "Leave it out, or give it at least one."
+            f"Client {name!r} has no rows.",
+            "Leave the client out, or assign at least one row to it.",
         )
     if found.ndim != 1 or found.dtype.kind not in "iu":
         raise UsageError(
-            f"The rows of client {name!r} are {found.dtype} with shape {found.shape}.",
+            f"The rows of client {name!r} are an array of {found.dtype} with shape {found.shape}.",
             f"Give row numbers from 0 to {count - 1}, at least one, or {count} truth values.",
         )
     outside = found[(found < 0) | (found >= count)]
     if len(outside):
         raise UsageError(
-            f"Client {name!r} is given row {outside[0]}.",
+            f"Client {name!r} has row {outside[0]}, which does not exist.",
             f"The store has rows 0 to {count - 1}.",
         )
     ascending = sorted_once(found.astype(np.int64))
     if len(ascending) < len(found):
-        raise UsageError(f"Client {name!r} is given a row twice.", "Give each row once.")
+        raise UsageError(f"Client {name!r} has a row twice.", "List each row once.")
     return ascending

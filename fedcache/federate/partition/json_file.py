@@ -58,15 +58,11 @@ def read_json(raw: memoryview, origin: str) -> object:
     """The JSON value in a file's bytes. Raises CorruptionError for too many bytes, and for other text than JSON."""
     size = len(raw)
     if size > LARGEST_FILE:
-        raise corrupt(
-            origin, f"it has {size:,} bytes, but at most {LARGEST_FILE:,} are read as JSON"
-        )
+        raise corrupt(origin, f"it has {size:,} bytes; the limit for JSON is {LARGEST_FILE:,}")
     try:
         return parse_json(bytes(raw))
     except ValueError as error:
-        raise corrupt(
-            origin, "it is neither an array file nor JSON, or it is incomplete"
-        ) from error
+        raise corrupt(origin, "it is not an array file or JSON, or it is incomplete") from error
 
 
 Content = dict[str, Any]
@@ -133,13 +129,15 @@ def _row_list(value: object, where: str, origin: str) -> np.ndarray:
 
 
 def _bad_row(origin: str, where: str, row: object) -> FedcacheError:
-    return corrupt(origin, f"{where} holds {row!r}, expected rows from 0 to {LARGEST_ROW - 1}")
+    return corrupt(
+        origin, f"{where} contains the row {row!r}, expected numbers from 0 to {LARGEST_ROW - 1}"
+    )
 
 
 def check_fields(payload: object, fields: Fields, origin: str) -> dict[str, Any]:
     """``payload``, if it is an object with exactly these fields. Raises CorruptionError, naming the field."""
     if not isinstance(payload, dict):
-        raise corrupt(origin, f"it holds {type(payload).__name__}, expected an object")
+        raise corrupt(origin, f"it contains {type(payload).__name__}, expected a JSON object")
     schema = payload.get("schema")
     if schema not in SCHEMAS:
         found = str(schema)[:60]
@@ -148,7 +146,7 @@ def check_fields(payload: object, fields: Fields, origin: str) -> dict[str, Any]
     extra = sorted(payload.keys() - fields.keys())[:3]
     if missing or extra:
         raise corrupt(
-            origin, f"its fields should be those of {schema}: missing {missing}, unknown {extra}"
+            origin, f"its fields are not those of {schema}: missing {missing}, unknown {extra}"
         )
     for name, (is_right, expected) in fields.items():
         if not is_right(payload[name]):
@@ -322,7 +320,10 @@ def decode(content: Content, arrays: Arrays, origin: str) -> dict[str, Any]:
         own = _lists(arrays, "own", count, origin)
         shares = arrays["shares"].astype(bool)
         if len(shares) != count or own.sizes[shares].any():
-            raise corrupt(origin, f"shares should be {count} numbers, 0 for clients with own rows")
+            raise corrupt(
+                origin,
+                f"shares should have {count} numbers, with 0 for each client that has rows of its own",
+            )
         table = ClientTable(client_names, train, test, shares, own, validation)
     else:
         rule = None
@@ -476,7 +477,7 @@ def not_rows(clients: Sequence[Client], test: np.ndarray) -> str | None:
             lists.append((f"test rows of {c.name!r}", c.test))
     for what, rows in lists:
         if rows.dtype != np.int64 or rows.ndim != 1:
-            return f"{what} are {rows.dtype} with {rows.ndim} axes, expected int64 with 1"
+            return f"{what} are an array of {rows.dtype} with {rows.ndim} axes, expected int64 and one axis"
     return None
 
 
@@ -486,7 +487,7 @@ def problem_of(table: ClientTable) -> str | None:
     if not isinstance(names, NumberedNames):
         distinct = len(set(names))
         if distinct < len(names):
-            return f"{len(names)} clients have {distinct} names"
+            return f"{len(names)} clients have only {distinct} different names"
     sizes = np.stack([table.train_sizes, table.test_sizes], 1)
     empty = np.flatnonzero((sizes == 0).any(1))
     if len(empty):
@@ -503,7 +504,7 @@ def problem_of(table: ClientTable) -> str | None:
     tested = table.tested
     both = tested[is_among(tested, table.train.rows)]
     if len(both):
-        return f"row {both[0]} is both a training row and a test row"
+        return f"row {both[0]} is a training row and also a test row"
     if table.validation is None:
         return None
     return _problem_of_validation(table, table.validation)
@@ -526,7 +527,7 @@ def _problem_of_validation(table: ClientTable, held: Validation) -> str | None:
     for what, others in (("trained", table.train.rows), ("tested", table.tested)):
         both = rows[is_among(rows, others)]
         if len(both):
-            return f"row {both[0]} is {what} on and is a validation row"
+            return f"row {both[0]} is {what} on, but it is also a validation row"
     return None
 
 
@@ -549,16 +550,16 @@ def beyond(table: ClientTable, rows: int) -> str | None:
     for name, held in shared.items():
         last = held[-1:].tolist()
         if last and last[0] >= rows:
-            return f"{name} holds {last[0]}"
+            return f"{name} contains row {last[0]}"
     for lists in (table.train, table.tests):
         if isinstance(lists, MatchedLists):
             row = lists.order.max(initial=-1)
             if row >= rows:
-                return f"the test rows of the clients contain {row}"
+                return f"the test rows of the clients contain row {row}"
             continue
         far = np.flatnonzero(lists.rows >= rows)
         if len(far):
             place = int(np.searchsorted(lists.ends, far[0], "right")) - 1
             row = lists.rows[far[0]]
-            return f"client {table.names[place]!r} holds {row}"
+            return f"client {table.names[place]!r} has row {row}"
     return None

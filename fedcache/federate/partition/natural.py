@@ -67,7 +67,7 @@ def deal_natural(pool: RowPool, args: Values, streams: Streams) -> Dealt:
         first = given[0]
         schemes = " | ".join(SCHEMES)
         raise UsageError(
-            f"{first} needs a scheme that divides the rows of every value of {by}, but no scheme was given.",
+            f"{first} applies only to a scheme that divides the rows of each value of {by}, but no scheme was given.",
             f"--by {shell_word(by)} --scheme {schemes}; without {first}, every value is one client",
         )
     # A given ``within`` looks like the default here; ``with_column`` refuses it.
@@ -102,7 +102,7 @@ def deal_natural(pool: RowPool, args: Values, streams: Streams) -> Dealt:
         if not len(common):
             names = ", ".join(group.words[code] for code in held_codes)
             raise UsageError(
-                f"Scheme natural: no row of {by} {names} has features.", "fedcache inspect"
+                f"Scheme natural: no row with {by} {names} is readable.", "fedcache inspect"
             )
         rows = rows[~np.isin(group.codes[rows], held_codes)]
         tests = tests[~np.isin(group.codes[tests], held_codes)]
@@ -172,7 +172,7 @@ def _hold_out_clients(
     to_hold_out = min(count - 1, max(1, round(share * count)))
     if to_hold_out < 1:
         raise UsageError(
-            f"Scheme natural: {count} client cannot be divided into training and test clients.",
+            f"Scheme natural: {count} client is too few for a division into training and test clients.",
             "To test every client on its own rows: --tests within",
         )
     drawn = np.sort(streams("held-out clients").permutation(count)[:to_hold_out])
@@ -338,7 +338,7 @@ _INSIDE = tuple(
 )
 NATURAL = Scheme(
     NAME,
-    "each value of a column of the data is a client: a hospital, a writer, a domain",
+    "each value of a column of the data is a client, e.g. a hospital, a writer or a domain",
     "Caldas et al. 2018, LEAF, arXiv:1812.01097; leave one domain out: Gulrajani & Lopez-Paz 2021, arXiv:2007.01434",
     (
         Argument(
@@ -375,8 +375,8 @@ NATURAL = Scheme(
             "rows",
             "choice",
             "auto",
-            "training rows of clients: `train` (the training split), `all` (the test split too) or `auto` "
-            "(`all` with hold_out, else `train`)",
+            "source of the training rows: `train` (the training split), `all` (also the test split) or `auto` (`all` "
+            "with hold_out, else `train`)",
             choices=("auto", "train", "all"),
             tag="r",
         ),

@@ -178,7 +178,7 @@ class Partition:
         names = self.table.names
         if client in forgotten:
             raise UsageError(
-                f"The client {client!r} is forgotten already: this partition was made without it.",
+                f"The client {client!r} is not in this partition, because it was already forgotten.",
                 "fedcache runs list",
             )
         if client not in names:
@@ -261,7 +261,7 @@ class Partition:
             return pack(content, json_file.arrays_of(self.table))
         except ValueError as error:
             raise UsageError(
-                f"This partition cannot be stored in a file: {error}.",
+                f"The partition cannot be written to a file: {error}.",
                 "Give the clients shorter names.",
             ) from error
 
@@ -443,7 +443,7 @@ def _with_working_advice(
                 return error
             return scheme.infeasible(values, message, instead, seed)
     if scheme is NATURAL and values["inside"] is not None:
-        message = f"{message} No other number works for every value of {values['by']}."
+        message = f"{message} No other number of clients works for every value of {values['by']}."
         # None for all of these arguments, so that each value is one client.
         whole: dict[str, Value] = dict.fromkeys(("inside", *OF_INSIDE))
         with suppress(FedcacheError):
@@ -590,7 +590,7 @@ def _deal(
         )
     if not len(test):
         raise UsageError(
-            f"Scheme {scheme.name} needs test rows with ok = 1, but the chosen domains have none.",
+            f"Scheme {scheme.name} needs readable test rows, but the chosen domains have none.",
             _tests_hint(columns, domain, seed),
         )
     names = dealt.names or NumberedNames(len(train))
@@ -600,8 +600,8 @@ def _deal(
     if len(untested):
         name = names[int(untested[0])]
         raise UsageError(
-            f"Scheme {scheme.name}: no test row has a class of client {name!r} ({len(untested)} clients "
-            "are left without test rows).",
+            f"Scheme {scheme.name}: no test row has a class of client {name!r} (number of clients without test rows: "
+            f"{len(untested)}).",
             "Test every client on balanced rows instead: --option test_protocol=balanced",
         )
     # Rows that are in use: trained on, or tested on by some client.
@@ -651,8 +651,8 @@ def _tests_of_clients(
         fit = MOST_TESTED // len(chosen.order)
         clients = len(train)
         why = (
-            f"Scheme {scheme.name}: {clients} clients have {total} test rows in all, but at most "
-            f"{MOST_TESTED} can be listed for the digest. {fit} clients never have more test rows than this."
+            f"Scheme {scheme.name}: {clients} clients have {total} test rows in all, more than the limit of "
+            f"{MOST_TESTED}. With at most {fit} clients the number of test rows is always below the limit."
         )
         raise scheme.infeasible(values, why, {"clients": fit})
     return chosen
@@ -728,11 +728,13 @@ def _checked(
         # The value of the cached property, which is then not computed.
         partition.__dict__["digest"] = digest
     elif partition.digest != digest:
-        raise json_file.corrupt(origin, f"it does not have the digest it claims, {digest}")
+        raise json_file.corrupt(
+            origin, f"its content does not match the digest that it states, {digest}"
+        )
     if dataset is not None and partition.dataset != dataset:
         short = partition.dataset[:12]
         raise StoreError(
-            f"{origin} was made for the dataset with digest {short}, but the store has another dataset.",
+            f"{origin} was made for another dataset (digest {short}) than the dataset of the store.",
             "Make it again for this store: fedcache partition --help",
         )
     # After the dataset: a partition of a larger dataset has rows beyond this store, and is not corrupt.

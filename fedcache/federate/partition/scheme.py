@@ -387,7 +387,7 @@ def tests_argument(default: int) -> Argument:
         "tests",
         "int",
         default,
-        "balanced tests: number of first rows of each class and domain (all rows if there are fewer)",
+        "for balanced tests: take the first so many rows of each class and domain (all rows if there are fewer)",
         low=1,
         high=LARGEST_COUNT,
         tag="v",
@@ -411,8 +411,8 @@ LONG_TAIL = Argument(
     "long_tail",
     "float",
     1.0,
-    "rows of the largest class over rows of the smallest one: random training rows of later classes are left out, so "
-    "that the sizes of the classes fall exponentially; 1 leaves out none",
+    "ratio of the largest class to the smallest class: random training rows of later classes are left out, so that "
+    "the sizes of the classes fall exponentially; 1 leaves out no rows",
     low=1.0,
     high=1e6,
     tag="lt",
@@ -578,8 +578,7 @@ def make_pool(
         assigned_by_label = needs_labels and code == split
         if assigned_by_label and without and not known.any():
             raise UsageError(
-                f"Scheme {scheme} assigns rows by class, but none of the {without} {name} rows has a "
-                "label.",
+                f"Scheme {scheme} assigns rows by class, but none of the {without} {name} rows has a label.",
                 "To use a scheme without labels: fedcache partition --scheme iid",
             )
         # Test rows need a label, because others cannot be scored.
@@ -616,8 +615,8 @@ def need_rows(rows: np.ndarray, split: str, scheme: str) -> None:
     """Refuse an empty pool. Raises UsageError, naming the split."""
     if not len(rows):
         raise UsageError(
-            f"Scheme {scheme} assigns rows of the split {split}, but the chosen domains have none with ok "
-            "= 1.",
+            f"Scheme {scheme} assigns rows of the split {split}, but the chosen domains have no readable row of this "
+            "split.",
             "See the counts per split: fedcache inspect",
         )
 

@@ -101,7 +101,8 @@ def _with_min_size(args: Values) -> Values:
 
 DIRICHLET = Scheme(
     "dirichlet",
-    "each class in Dirichlet shares over the clients; every row is assigned and no client is empty",
+    "the rows of each class are divided by Dirichlet shares among the clients; every row is assigned and no client "
+    "is empty",
     "Li et al. 2022, arXiv:2102.02079",
     (clients_argument(100), alpha_argument(0.1), FILL, SHARED_TESTS, LONG_TAIL, DOMAIN),
     partial(deal_by_shares, "dirichlet", dirichlet_rule),
@@ -139,7 +140,8 @@ LDA = Scheme(
 )
 FLESD = Scheme(
     "flesd",
-    "Dirichlet shares rounded down, redrawn until every client has enough in shares; the remainder is left out",
+    "Dirichlet shares rounded down, redrawn until the shares of every client are large enough; the remaining rows "
+    "are left out",
     "FLESD, Towards Communication-Efficient and Privacy-Preserving Federated Representation Learning",
     (clients_argument(6), alpha_argument(1.0), SHARED_TESTS, DOMAIN),
     partial(deal_by_shares, "flesd", flesd_rule),
@@ -152,7 +154,7 @@ def deal_iid(pool: RowPool, args: Values, streams: Streams) -> Dealt:
     clients = count_of(args, "clients")
     rows = len(pool.train)
     if clients > rows:
-        why = f"Scheme iid cannot assign {rows} rows to {clients} clients; the largest number that works is {rows}."
+        why = f"Scheme iid cannot assign {rows} rows to {clients} clients; at most {rows} clients are possible."
         raise IID.infeasible(args, why, {"clients": rows})
     return Dealt(even_pieces(streams("rows").permutation(pool.train), clients))
 
@@ -215,8 +217,8 @@ def _shards_infeasible(args: Values, sizes: np.ndarray, fewest: int, most: int) 
     tried = _words(given)
     smallest = sizes.min()
     why = (
-        f"Scheme shards with {tried} needs {shards} shards, but {fewest} classes, the smallest with {smallest} rows, "
-        f"can be cut only into {fewest} to {most} shards; {works} works."
+        f"Scheme shards with {tried} needs {shards} shards. There are {fewest} classes, the smallest with {smallest} "
+        f"rows, so from {fewest} to {most} shards are possible; {works} works."
     )
     return SHARDS.infeasible(args, why, instead)
 
@@ -235,7 +237,7 @@ IID = Scheme(
 )
 SHARDS = Scheme(
     "shards",
-    "every class is cut into shards; each client gets s shards and so at most s classes",
+    "every class is cut into shards; each client gets s shards, and therefore at most s classes",
     "FST-CBDG; FedNTD, Lee et al. 2022, arXiv:2106.03097",
     (
         clients_argument(100),
@@ -282,7 +284,7 @@ def _few_shot_disjoint(classes: list[np.ndarray], args: Values, streams: Streams
     if clients > count:
         raise _few_shot_infeasible(
             args,
-            f"{count} classes cannot be assigned without leaving a client out",
+            f"{count} classes are too few: a client would get no class",
             {"clients": count},
         )
     shuffled = streams("classes").permutation(count)

@@ -63,7 +63,7 @@ def require_accounting() -> None:
     """Raise MachineError when dp-accounting is not installed."""
     if find_spec("dp_accounting") is None:
         raise MachineError(
-            "Noise needs privacy accounting, but the package dp-accounting is not installed.",
+            "--dp-noise needs the package dp-accounting to compute epsilon, but the package is not installed.",
             "Install it: pip install 'fedcache[dp]'",
         )
 

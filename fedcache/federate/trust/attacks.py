@@ -131,8 +131,8 @@ def flipped_labels(
     for client, client_rows in rows.items():
         if client not in attackers and np.isin(client_rows, attacked).any():
             raise UsageError(
-                "--attack label-flip: attackers and honest clients share training rows, so the labels "
-                "cannot be flipped for only one of them.",
+                "--attack label-flip: some training rows belong to attackers and also to honest clients, so the "
+                "labels cannot be flipped only for the attackers.",
                 "Use a partition without overlap, or another attack.",
             )
     flipped = y.clone()

@@ -102,7 +102,7 @@ class TrustPolicy:
             raise self.refused(method, "it is trained in one place, and nothing is sent")
         changed = self.rule.text != "mean" or self.privacy is not None or self.max_share is not None
         if changed and "stack" in method.pool(hp).values() and method.merges != "classes":
-            reason = "its server keeps the upload of each client instead of their mean"
+            reason = "its server keeps every client's upload and does not average them"
             # If the default hyperparameters need no stack, the given ones are the reason.
             if "stack" not in method.pool(method.resolve()).values():
                 reason = f"with these hyperparameters, {reason}"
@@ -111,7 +111,7 @@ class TrustPolicy:
             raise UsageError(
                 f"{method.name} does not support --dp-noise with bn=true, because noise makes variances "
                 "of BatchNorm negative.",
-                "Leave bn out (a private run trains without BatchNorm), or use --set bn=false",
+                "Use --set bn=false, or leave bn out, because a private run trains without BatchNorm by default",
             )
         if self.privacy is not None and self.protects:
             self._check_bounds()
@@ -127,9 +127,8 @@ class TrustPolicy:
         for name, value in bounds.items():
             if value is not None:
                 raise UsageError(
-                    f"{name} with --dp-noise would reveal something about single clients that epsilon "
-                    "does not cover.",
-                    f"Leave it out, because --dp-clip already bounds every client; or simulate: {SIMULATE}",
+                    f"{name} reveals information about single clients that the epsilon of --dp-noise does not cover.",
+                    f"Leave {name} out, because --dp-clip already bounds every client; or simulate: {SIMULATE}",
                 )
 
     def _check_covered(self, method: Method, hp: Hp, privacy: Privacy) -> None:
@@ -172,7 +171,7 @@ class TrustPolicy:
             if switches:
                 instead = f"Use {switches}, or another method"
             raise UsageError(
-                f"{method.name} sends {bare} without noise.",
+                f"{method.name} would send {bare} without noise.",
                 f"{instead}: fedavg, fedprox, fedproto, or fed3r without a bias.",
             )
 
@@ -218,7 +217,7 @@ class TrustPolicy:
         """The error for a method that does not support these options."""
         return UsageError(
             f"{method.name} does not support {self.options_given}: {why}.",
-            "Methods that do: fedavg, fedprox, fedproto, fed3r and all others that average or add uploads.",
+            "Use a method that averages or adds uploads, such as fedavg, fedprox, fedproto or fed3r.",
         )
 
 
@@ -262,13 +261,13 @@ def parse_policy(
         simulated = parse_attack(str(attack))
     if privacy is not None and rule.text != "mean":
         raise UsageError(
-            f"--aggregate {aggregate} and --dp-clip are both given: privacy accounting holds only for a "
-            "sum of clipped uploads, and only --aggregate mean takes this sum.",
+            f"--aggregate {aggregate} and --dp-clip are both given, but epsilon is valid only for a sum of clipped "
+            "uploads, and only --aggregate mean computes this sum.",
             "Leave one of them out; --dp-clip already bounds every upload.",
         )
     if privacy is not None and max_share is not None:
         raise UsageError(
-            "--max-share and --dp-clip are both given: with noise every client has the same weight.",
+            "--max-share and --dp-clip are both given, but with --dp-clip every client has the same weight.",
             "Leave --max-share out.",
         )
     return TrustPolicy(
@@ -308,7 +307,8 @@ class UploadPool:
             if name.startswith(prefix):
                 return rule
         raise InternalError(
-            f"The upload {name!r} has no pooling rule.", "Add its prefix to the method's pool."
+            f"The method does not declare how to combine the upload {name!r}.",
+            "Add the prefix of its name to the method's pool.",
         )
 
     def add(self, up: Tree, weight: float, client: int, scale: float = 1.0) -> None:
@@ -320,7 +320,7 @@ class UploadPool:
             if first != t.shape:
                 shape = tuple(t.shape)
                 raise FederatedRunError(
-                    f"Client {client} uploads {name} of shape {shape}, but another client uploads "
+                    f"Client {client} uploads {name} with shape {shape}, but another client uploads it with shape "
                     f"{tuple(first)}.",
                     "Uploads that are combined need the same shape: pad them and send a mask.",
                 )
@@ -678,8 +678,8 @@ def weight_warnings(
         has = f"client {c} ({names[c]!r}) has {n:,.0f} rows, {fraction:.0%} of all rows"
         if share is None:
             warnings.append(
-                f"{has}. This is more than half of all rows or {FAR_OUT} times the median, and uploads "
-                "are weighted by rows (--max-share 0.2 caps its weight, --aggregate median gives every "
+                f"{has}, more than half of all rows or {FAR_OUT} times the median. Its upload dominates, because "
+                "uploads are weighted by rows (--max-share 0.2 limits its weight, --aggregate median gives every "
                 "client one vote)"
             )
         else:
@@ -849,7 +849,7 @@ class BufferedUploads(UploadPipeline):
             raise FederatedRunError(
                 f"Round {self.round.number}: all {count} uploads were rejected, so there is nothing to "
                 f"aggregate. The first was rejected because {why}.",
-                "Lower the learning rate, or check the clients.",
+                "Lower the learning rate, or check the data of the clients.",
             )
         return self._combined()
 
@@ -963,10 +963,7 @@ class BufferedUploads(UploadPipeline):
                 usual = other_sizes[len(other_sizes) // 2]
                 kept = self._kept[i]
                 if size > max(safe, FAR_FROM_OTHERS * usual) and not self._simulated(kept):
-                    why = (
-                        f"{name} changes by {size:.2g}, but the median change of the other uploads is "
-                        f"{usual:.2g}"
-                    )
+                    why = f"{name} changes by {size:.2g}; the median change of the other uploads is {usual:.2g}"
                     reasons.setdefault(kept.client, why)
         self._reject(lambda kept: reasons.get(kept.client))
 

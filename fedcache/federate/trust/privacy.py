@@ -102,11 +102,10 @@ LEAST_NOISE = 1e-3
 UNCOVERED = {
     "evaluation": "every result that is measured on clients' own rows: accuracy, F1, confusion, diagnostics, classes "
     "owned",
-    "participants": "which clients took part in which round",
-    "rows": "how many training rows all clients have together",
-    "statistics": "mean of every feature over all clients' training rows (feat_post=center), mean and deviation "
-    "(feat_post=standardize), or the "
-    "mean length of these rows (rff_sigma=auto)",
+    "participants": "the clients that took part in each round",
+    "rows": "the number of training rows of all clients together",
+    "statistics": "the mean of every feature over all clients' training rows (feat_post=center), the mean and "
+    "standard deviation (feat_post=standardize), or the mean norm of these rows (rff_sigma=auto)",
 }
 """Value of ``--dp-allow`` -> facts that the run then publishes although epsilon does not cover them."""
 
@@ -270,7 +269,7 @@ def parse_privacy(
         if bound is None:
             missing = "--dp-clip"
         raise UsageError(
-            f"{missing} is missing: noise is given as a multiple of the clipping norm.",
+            f"{missing} is missing. --dp-noise is a multiple of --dp-clip, so both are needed.",
             f"Add {missing} 1",
         )
     if delta is None:

@@ -127,18 +127,16 @@ class RobustRule:
         honest = m - f
         if self.last == "multikrum" and self.number is not None and self.number > honest:
             raise UsageError(
-                f"--aggregate {self.text} selects more clients than the {honest} of {m} that are assumed "
-                "honest.",
+                f"--aggregate {self.text} selects more clients than are assumed to be honest ({honest} of {m}).",
                 f"Use at most multikrum:{honest}.",
             )
         if any(name == "nnm" for name, _ in self.before):
             needed = max(needed, 2 * f + 1)
         if m < needed:
             raise UsageError(
-                f"--aggregate {self.text} needs at least {needed} clients per round against {f} malicious "
-                f"clients, but there are {m}.",
-                "Use more clients per round (--participation), or a smaller share of malicious clients "
-                "(--byzantine).",
+                f"With {f} malicious clients, --aggregate {self.text} needs at least {needed} clients per round, but "
+                f"there are only {m}.",
+                "Use more clients per round (--participation), or a smaller share of malicious clients (--byzantine).",
             )
 
     def left_out(self, m: int) -> int:
@@ -239,7 +237,7 @@ def parse_rule(text: str) -> RobustRule:
     for name, _ in before:
         if name not in BEFORE:
             raise UsageError(
-                f"--aggregate {text}: {name} combines all rows, so no other rule can follow it.",
+                f"--aggregate {text}: no other rule can follow {name}, because {name} already gives a single result.",
                 f"For example {EXAMPLE}.",
             )
     return RobustRule(text, tuple(before), *last)

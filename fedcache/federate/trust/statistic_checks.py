@@ -80,16 +80,14 @@ class _Checked:
     def too_long(self, what: str, length: float, rows: float) -> str:
         """In words, that a sum of ``rows`` rows is too long; ``what`` names the sum and the verb, for example "is"."""
         most = rows * self.longest
-        bound = (
-            f"{rows:g} rows that are no longer than {self.longest:.3g} sum to at most {most:.3g}"
-        )
-        return f"{what} too long: {length:.3g}, but {bound}"
+        bound = f"the sum of {rows:g} rows with norms of at most {self.longest:.3g} has a norm of at most {most:.3g}"
+        return f"{what} too large in norm: {length:.3g}, but {bound}"
 
     def too_large(self, what: str, rows: float) -> str:
         """In words, that a sum of squares of ``rows`` rows is too large; ``what`` says how large it is."""
         most = rows * self.longest * self.longest
         return (
-            f"is too large: {what}, but {rows:g} rows that are no longer than {self.longest:.3g} give at most "
+            f"is too large: {what}, but {rows:g} rows with norms of at most {self.longest:.3g} give at most "
             f"{most:.3g}"
         )
 
@@ -188,7 +186,7 @@ def _class_means(checked: _Checked) -> str | None:
     """Means of the rows of each class."""
     length = float(checked.values.norm(dim=-1).max())
     if length > checked.max_norm:
-        return f"has a mean of length {length:.3g}, but no row is longer than {checked.longest:.3g}"
+        return f"has a mean with norm {length:.3g}, but the norms of rows are at most {checked.longest:.3g}"
     return None
 
 
@@ -221,7 +219,7 @@ def _gram(checked: _Checked) -> str | None:
         together = float(checked.statistics["class sums"].norm(dim=-1).sum())
         most = checked.rows * float(full.trace()) * (1.0 + checked.tolerance(width))
         if together * together > most:
-            why = "is smaller than the class sums in the same upload need"
+            why = "is too small for the class sums in the same upload"
     return why
 
 
@@ -254,7 +252,7 @@ def _second_moments(checked: _Checked, full: Tensor, moments: Tensor, rows: floa
         return checked.too_large(f"its trace is {trace:.3g}", rows)
     least = float((moments**2).sum())
     if trace + tolerance < least:
-        return f"is too small: its trace is {trace:.3g}, and the sums in the same upload need at least {least:.3g}"
+        return f"is too small: its trace is {trace:.3g}, but the sums in the same upload need a trace of {least:.3g}"
     scatter = full
     if len(moments):
         scatter = full - moments.mT @ moments
@@ -294,10 +292,10 @@ def _squared(checked: _Checked, squares: Tensor, least: Tensor, counts: list[flo
         if rows == 0.0 and total > 0.0:
             return "is not 0 for classes without rows"
         if rows > 0.0 and total > rows * checked.max_norm * checked.max_norm:
-            return checked.too_large(f"{total:.3g} in sum", rows)
+            return checked.too_large(f"its sum is {total:.3g}", rows)
     rounding = 1.0 + checked.tolerance(squares.shape[-1])
     if len(least) and bool((squares * rounding < least).any()):
-        return "is smaller than the squares of the sums in the same upload need"
+        return "is too small for the squares of the sums in the same upload"
     return None
 
 
@@ -348,7 +346,7 @@ def _negative(t: Tensor, what: str) -> str | None:
     """In words, that a number is below 0; None if there is none."""
     smallest = float(t.min())
     if smallest < 0.0:
-        return f"holds a negative {what} ({smallest:.3g})"
+        return f"contains a negative {what} ({smallest:.3g})"
     return None
 
 
@@ -360,8 +358,8 @@ def _spread(checked: _Checked, total: Tensor, width: int) -> str | None:
     )
     if found > most:
         return (
-            f"has a variance of {found:.3g} over all features, but rows no longer than {checked.longest:.3g} have "
-            "less"
+            f"has a total variance of {found:.3g} over all features, too large for rows with norms of at most "
+            f"{checked.longest:.3g}"
         )
     return None
 

@@ -70,9 +70,9 @@ def probe_uploads(method: Method, data: Data, ctx: Ctx, *, labelled: bool) -> Up
     except Exception as error:
         kind = type(error).__name__
         raise UsageError(
-            f"{method.name} does not declare its uploads, and fedcache cannot derive them: its fit on {n} "
-            f"rows of noise failed with {kind}: {error}",
-            "Declare it: Method(uploads=lambda server, ctx: {name: UploadTensor(shape, dtype)}).",
+            f"{method.name} does not declare its uploads. fedcache tried to derive them by a fit on {n} rows of "
+            f"noise, but the fit failed with {kind}: {error}",
+            "Declare the uploads: Method(uploads=lambda server, ctx: {name: UploadTensor(shape, dtype)}).",
         ) from error
 
 
@@ -265,7 +265,9 @@ def _describe_unbounded(t: Tensor) -> str:
         return "is inf"
     found = largest_number(t)
     most = largest(t.dtype)
-    return f"contains {found:.2g}, but {most:.2g} is the largest value that can be added safely"
+    return (
+        f"contains {found:.2g}; the largest value that can be summed without overflow is {most:.2g}"
+    )
 
 
 def all_bounded(tree: object) -> bool:
@@ -338,11 +340,11 @@ def _describe_counts(name: str, counts: Tensor, rows: float) -> str:
         return f"{name} is not finite"
     smallest = float(counts.min())
     if smallest < 0:
-        return f"{name} holds a negative number of rows ({smallest:g})"
+        return f"{name} contains a negative number of rows ({smallest:g})"
     total = float(counts.sum())
     if total > rows * (1.0 + SLACK) + SLACK:
-        return f"{name} counts {total:g} rows, but the client has {rows:g}"
+        return f"{name} counts {total:g} rows, but the client has {rows:g} rows"
     apart = (counts - counts.round()).abs()
     fractional = counts[apart > SLACK * counts.clamp(min=1.0)]
     first = float(fractional[0])
-    return f"{name} holds {first:g} rows, which is not a whole number"
+    return f"{name} contains the number of rows {first:g}, which is not a whole number"

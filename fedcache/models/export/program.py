@@ -361,7 +361,7 @@ def export(module: ImageModel, inputs: Sequence[ModelInput]) -> torch.export.Exp
         method = module.saved.facts.method
         raise UsageError(
             f"predict of {method} cannot be converted to a torch program: {reason(error)}",
-            "fedcache export-model RUN -o head.safetensors   writes its tensors.",
+            "fedcache export-model RUN -o head.safetensors   writes the tensors of the model.",
         ) from error
 
 
@@ -494,7 +494,7 @@ def format_of(out: Path, requested: str | None) -> str:
             writes = f"a {FORMATS[requested]} file"
         path = out.with_suffix(FORMATS[requested])
         raise UsageError(
-            f"{out} ends in {ending}, and --format {requested} writes {writes}.",
+            f"{out} ends in {ending}, but --format {requested} writes {writes}.",
             f"-o {path}, or --format {other}",
         )
     return requested
@@ -520,7 +520,7 @@ def check_place(out: Path, kind: str, force: bool) -> None:
                 found = "folder"
                 written = "file"
             raise UsageError(
-                f"{out} is a {found}, and --format {kind} writes a {written}.",
+                f"{out} is a {found}, but --format {kind} writes a {written}.",
                 f"For example -o model{FORMATS[kind]}",
             )
         if not force and (kind != "folder" or any(out.iterdir())):
@@ -623,7 +623,7 @@ def write_onnx(out: Path, parts: Parts) -> dict[str, Any]:
     except Exception as error:  # torch.onnx and onnxruntime raise errors of many classes
         raise UsageError(
             f"predict of {method} cannot be converted to an ONNX graph: {reason(error)}",
-            "fedcache export-model RUN -o model.pt2   writes it for torch.",
+            "fedcache export-model RUN -o model.pt2   writes a program for torch.",
         ) from error
     # NaN must be an error too, so the check is whether the gaps are small.
     agrees = gap.scores <= accepted.scores and gap.probabilities <= accepted.probabilities
@@ -631,7 +631,7 @@ def write_onnx(out: Path, parts: Parts) -> dict[str, Any]:
         found = f"scores of {method} differ by {gap.scores:.1g} and probabilities by {gap.probabilities:.1g}"
         expected = f"{accepted.scores:.1g} and {accepted.probabilities:.1g}"
         raise MachineError(
-            f"In onnxruntime, {found} from those in torch, expected at most {expected}. Nothing is written.",
+            f"In onnxruntime and torch, {found}, expected at most {expected}. Nothing is written.",
             "fedcache export-model RUN -o model.pt2",
         )
     write_output(out, raw)

@@ -84,7 +84,7 @@ def tracker(spec: str, runs: Path) -> Tracker:
         raise unknown("tracker", name, [*TRACKERS, *plugins("trackers")])
     if colon and not place:
         raise UsageError(
-            f"--track {spec} has an empty directory.",
+            f"--track {spec} names no directory after the colon.",
             f"For example --track {shell_word(name)}:boards",
         )
     if plugin is not None:

@@ -38,8 +38,8 @@ class Trackio(SeedTracker):
         if Path(TRACKIO_DIR) != self.folder.absolute():
             folder = self.folder.absolute()
             raise UsageError(
-                f"trackio writes to {TRACKIO_DIR} in this process, but {folder} was requested.",
-                "Use a new process for another folder.",
+                f"trackio already writes to {TRACKIO_DIR} in this process, so it cannot write to {folder}.",
+                "Start a new process for another folder.",
             )
         name = name_of(round_)
         # trackio prints messages, but the standard output is for the answer of the command.

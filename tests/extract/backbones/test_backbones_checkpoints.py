@@ -273,7 +273,7 @@ def test_what_is_no_checkpoint_is_named(tmp_path):
         (b"\x89HDF\r\n\x1a\n" + b"\0" * 90, "neither safetensors"),
         (b"PK\x03\x04 cut short", "zip"),
         (b"PK\x05\x06" + b"\0" * 18, "without weights"),
-        (b"\x80\x02}q\x00.", "tensors alone"),
+        (b"\x80\x02}q\x00.", "objects that are not tensors"),
     ):
         path.write_bytes(data)
         unread(path, said)
@@ -291,7 +291,7 @@ def test_an_npz_that_claims_too_much_is_refused_before_unpacking(tmp_path, monke
     monkeypatch.setattr(checkpoints, "NPZ_LIMIT", 1 << 20)
     np.savez_compressed(tmp_path / "bomb.npz", w=np.zeros(1 << 20, np.uint8))
     assert (tmp_path / "bomb.npz").stat().st_size < 5_000
-    unread(tmp_path / "bomb.npz", "claims to unpack to")
+    unread(tmp_path / "bomb.npz", "according to its header")
 
 
 @settings(max_examples=60)
@@ -330,7 +330,7 @@ def test_a_strict_load_names_what_is_missing_unexpected_and_misshapen(tmp_path):
         lambda: load_strict(model, state, backbone="net", path=tmp_path),
         "1 missing: 2.bias",
         "1 unexpected: extra",
-        "1 of another shape: 2.weight (1, 4) instead of (1, 2)",
+        "1 of another shape: 2.weight has shape (1, 4), expected (1, 2)",
     )
     assert "num_batches_tracked" not in error.message
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())

@@ -199,7 +199,8 @@ def test_an_imported_file_that_was_changed_is_not_loaded(find, own_home, tmp_pat
     )
     os.utime(path)  # now it is read anew, and the seal is not what it was
     corruption(
-        lambda: load(row, find(RESNET), row.recipe), "contains other tensors than were written"
+        lambda: load(row, find(RESNET), row.recipe),
+        "does not contain the tensors that were written",
     )
     path.write_bytes(raw)
     load(row, find(RESNET), row.recipe)

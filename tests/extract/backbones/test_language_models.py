@@ -115,7 +115,7 @@ def test_max_tokens_leave_room_for_the_text(model):
     assert opened(model, max_tokens=str(added + 1), prompt=prompt).items(TEXTS)[1].any()
     refused(
         lambda: lookup(f"hf:{model}", options={"max_tokens": str(added), "prompt": prompt}),
-        "no token for the text",
+        "no token is left for the text",
         f"max_tokens={added + 1}",
     )
 

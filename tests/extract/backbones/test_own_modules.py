@@ -279,7 +279,7 @@ def test_one_in_memory_runs_here_for_every_number_of_workers(nets, tmp_path):
     row = lookup("module:Small")
     weights = own_module.weights_of(row)
     own_module._IN_MEMORY["module:Small"].module.weight.data.add_(1)
-    corruption(lambda: load(row, weights, row.recipe), "now has other weights or code")
+    corruption(lambda: load(row, weights, row.recipe), "changed during the command")
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def test_files_that_cannot_be_decoded_are_quarantined_and_long_ones_counted(mode
         "low/empty.wav": "it is not a readable WAV or FLAC file",
         "low/short.wav": "the file ends before its samples do",
         "low/silent.wav": "it is empty",
-        "low/brief.wav": "the sound has 24 samples at 16,000 Hz, and the model needs at least 25",
+        "low/brief.wav": "the sound has only 24 samples at 16,000 Hz; the model needs at least 25",
     }
     assert done.data["cut"] == {"hf:wav2vec2": 1}
     again = fedcache(f"{words} --fresh --store {tmp_path}/s.zarr")

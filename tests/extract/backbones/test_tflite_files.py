@@ -124,7 +124,7 @@ def test_every_number_that_leads_on_is_compared(tmp_path):
     assert graph.weights == frozenset({2})
     changed = with_output(raw, 77, "a")
     assert sum(a != b for a, b in zip(raw, changed, strict=True)) == 1
-    machine_error(lambda: read_graph(changed, tmp_path, "a"), "77 where there are 6")
+    machine_error(lambda: read_graph(changed, tmp_path, "a"), "77 of a list with 6")
     assert read_graph(with_output(raw, 1, "a"), tmp_path, "a").outputs == (1,)
 
 

@@ -134,7 +134,7 @@ def test_a_list_is_extracted_once_and_resumed_by_content():
     )
     assert again.path == store.path
     assert (store.path / "history.jsonl").read_bytes() == before  # nothing was computed
-    must_fail("images that were passed by a Python program", "extract --backbones pixels --size 8")
+    must_fail("were passed from Python", "extract --backbones pixels --size 8")
     assert len(fc.extract(items, "random-projection", **how, limit=5).samples.name) == 5
 
 

@@ -310,7 +310,7 @@ CAR = np.array([("1.jpg", 197)], dtype=[("fname", object), ("class", object)])
             1,
             "cars_test_annos_withlabels.mat",
             {"annotations": CAR},
-            "'1.jpg' has the class 197; expected 1 to",
+            "'1.jpg' has the class number 197; expected 1 to",
         ),
         (
             "flowers102",
@@ -348,9 +348,9 @@ def test_a_whole_copy_passes_and_one_image_less_does_not(tmp_path, monkeypatch):
     assert report["counts"] == {"train": 120, "test": 120}
     ok(f"datasets check office10 {tmp_path}")
     monkeypatch.setitem(counts, "dslr", 61)
-    assert check("office10", tmp_path)["wrong"] == ["dslr: 60 images, published 61"]
+    assert check("office10", tmp_path)["wrong"] == ["dslr: 60 images (published: 61)"]
     data = open_dataset("paper:office10", roots={"office10": tmp_path})
-    assert "dslr 60, published 61" in data.reading
+    assert "dslr 60 (published: 61)" in data.reading
     assert fedcache(f"datasets check office10 {tmp_path}").code == 5
 
 

@@ -173,7 +173,7 @@ def test_a_helper_or_a_driver_that_does_not_share_the_path_is_told(writer, tmp_p
         replace(writer.for_workers(), store=tmp_path / "elsewhere"),
         replace(writer.for_workers(), header="0" * 64),
     ):
-        machine_error(other.check, "does not see the store")
+        machine_error(other.check, "has no access to the store")
     written = writer.for_workers().write(0, np.zeros((8, 1, 3), np.float32))
     written.file.unlink()
     machine_error(lambda: writer.commit(written), "is missing", "all nodes share")

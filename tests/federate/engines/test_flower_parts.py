@@ -322,7 +322,7 @@ def test_a_site_that_comes_late_joins_unless_the_method_keeps_a_place_for_each(
     (run,) = together(planned(method, rounds=5, start_with=2), grid, tmp_path)
     if method == "fedpcl":
         assert run.result["federation"]["joined"] == []
-        assert "the method cannot add it" in missed_by(run)[0]["why"]
+        assert "the method cannot add sites" in missed_by(run)[0]["why"]
         return
     (joined,) = run.result["federation"]["joined"]
     assert joined["site"] == "client-1"
@@ -378,7 +378,7 @@ def test_stores_of_their_own_are_sites_under_the_names_they_are_given(tmp_path):
         ({"method": "clip-zs", "set": {"feat_post": "center"}}, "feat_post=center"),
         ({"method": "fedavg", "attack": "sign-flip:0.2"}, "sites are real"),
         ({"method": "fedavg", "asynchronous": 2}, "--asynchronous"),
-        ({"method": "fedavg", "dp_clip": 1.0, "dp_noise": 1.0}, "correct answers"),
+        ({"method": "fedavg", "dp_clip": 1.0, "dp_noise": 1.0}, "correct predictions"),
         (
             {"method": "fedavg", "sweep": {"rounds": ("1", "2")}},
             "only hyperparameters of the training",

@@ -260,7 +260,7 @@ def test_a_sound_upload_that_makes_the_system_singular_is_left_out_and_named(cas
     run, heard = run_of(case, sites, tmp_path / "liar", drowning, set=ALMOST_FREE[case])
     (missed,) = missed_by(run)
     assert missed["site"] == "client-2"
-    assert "the server can aggregate the round only without it" in missed["why"]
+    assert "the server cannot aggregate the round with this upload" in missed["why"]
     assert run.result["trust"]["rejected"] == 1
     assert any("the upload of site 'client-2' is rejected" in line for line in heard)
     assert mean_accuracy(run) > mean_accuracy(honest) - 0.03

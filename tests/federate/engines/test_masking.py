@@ -88,7 +88,7 @@ def test_a_sum_with_an_answer_to_another_round_is_not_used(grid, tmp_path):
         changed(packed, late) if kind == "fit" else packed
     )
     training_error(
-        lambda: together(secure("fedavg"), grid, tmp_path), "answered another round or job"
+        lambda: together(secure("fedavg"), grid, tmp_path), "belongs to another round or job"
     )
 
 

@@ -51,7 +51,10 @@ def answered(kind: str, message: Message, context: Context) -> Message:
     needs_mask = "secure" in request.words or context.node_config.get("masked-only")
     if kind == "fit" and needs_mask:
         answer = refused(
-            UsageError("This site sends only masked uploads.", "Make the app again with --secure.")
+            UsageError(
+                "This site sends uploads only under secure aggregation.",
+                "Make the app again with --secure.",
+            )
         )
     else:
         answer = _of_site(kind, request, context)

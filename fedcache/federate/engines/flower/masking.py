@@ -50,8 +50,8 @@ def check_secure(method: Method, hp: Hp, trust: TrustPolicy) -> None:
     needed = ", ".join(sorted(prefix or "everything" for prefix in stacked))
     if needed:
         raise UsageError(
-            f"{method.name} cannot be aggregated securely: its server needs {needed} of each site, but "
-            "secure aggregation gives it only sums.",
+            f"{method.name} does not support --secure: its server needs {needed} of each site, but secure "
+            "aggregation gives the server only sums.",
             "Use a method that averages or adds uploads: fedavg, fedprox, fedncm, fed3r, fedcgs, scaffold, ...",
         )
     if not trust.plain or trust.max_share is not None:
@@ -131,7 +131,7 @@ class Masking:
         expected = {t.name: (t.shape, getattr(torch, t.dtype)) for t in self.tensors}
         if found != expected:
             raise FederatedRunError(
-                "The server expects other tensors than this site's upload has.",
+                "The tensors of this site's upload are not the tensors that the server expects.",
                 "Install the same version of fedcache on the server and on the site.",
             )
         # ``torch.cat`` needs a tensor, even if an upload has none.
@@ -152,9 +152,9 @@ class Masking:
             if math.isfinite(largest):
                 needed = 2.0 ** math.ceil(math.log2(largest))
             raise FederatedRunError(
-                f"A number of this site's upload is {largest:.3g}; secure aggregation allows at most "
+                f"This site's upload contains the number {largest:.3g}; secure aggregation allows at most "
                 f"{self.bound:g}.",
-                f"Make the app again with --secure-bound {needed:g}, which rounds uploads more coarsely.",
+                f"Make the app again with --secure-bound {needed:g}. A larger bound rounds uploads more coarsely.",
             )
         return made
 

@@ -83,7 +83,8 @@ class Address:
         """Refuse an address of another machine without TLS. Raises UsageError with ``hint``."""
         if self.ca is None and self.host not in LOOPBACK:
             raise UsageError(
-                f"--insecure at {self.host}: anyone on the network could read the messages and take part.",
+                f"--insecure is only for loopback, but the address is {self.host}: anyone on the network could read "
+                "the messages and take part.",
                 hint,
             )
 

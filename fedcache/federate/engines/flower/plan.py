@@ -65,7 +65,7 @@ def why_not(method: Method, hp: Hp) -> str | None:
     if live:
         return f"its clients need {live}, but shards have only features"
     if method.deploy is not keep_down:
-        return "its models are scored after a probe on all clients' rows"
+        return "its models are scored by a probe that is trained on all clients' rows"
     if method.protocol(hp) == "everywhere":
         return "its models are scored on all clients' rows"
     feat_post = hp.get("feat_post")
@@ -91,8 +91,8 @@ def check_suited(method: Method, hp: Hp, config: TrainConfig) -> None:
         )
     if config.dp_clip is not None or config.dp_noise is not None:
         raise UsageError(
-            "--dp-clip covers only uploads, but sites also report their rows, classes and correct "
-            "answers, and see in which rounds they take part.",
+            "--dp-clip protects only uploads. Sites also report their numbers of rows, classes and correct "
+            "predictions, and see in which rounds they take part.",
             f"{simulation} --dp-clip 1 --dp-noise 1 --dp-seed 0   shows the cost of noise",
         )
     # Sampling and timing are options of a simulation, so only their defaults are accepted.
@@ -193,7 +193,7 @@ class Plan:
             # A message has one ``feat_post`` for all points, so a sweep cannot change it.
             if section != "set" or name == "feat_post":
                 raise UsageError(
-                    f"--sweep {key}: a federation can sweep only hyperparameters of the training.",
+                    f"--sweep {key}: only hyperparameters of the training can be swept in a federation.",
                     f"Make one app per value: fedcache flower app {_option(key)} VALUE",
                 )
         for _, config in self.points:
@@ -240,7 +240,7 @@ class Plan:
         # Two sums over different sites differ by the uploads of single sites.
         if per_round < self.sites:
             raise UsageError(
-                f"--secure needs all sites in every round, but {per_round} of {self.sites} are drawn. The "
+                f"--secure needs all sites in every round, but only {per_round} of {self.sites} are drawn. The "
                 "difference of two sums over different sites would reveal single uploads.",
                 "--participation all",
             )

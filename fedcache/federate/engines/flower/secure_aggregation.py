@@ -224,7 +224,7 @@ def least_sites(message: Message, context: Context, call_next: ClientAppCallable
         is_complete = sites >= LEAST_SITES and shares == sites
         if not is_secret or not is_complete:
             raise ValueError(
-                f"{needed} of {shares} shares among {sites} sites do not hide an upload"
+                f"a threshold of {needed} of {shares} shares among {sites} sites does not hide an upload"
             )
     return call_next(message, context)
 

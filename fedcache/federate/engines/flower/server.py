@@ -99,7 +99,7 @@ def _sums_of_job(
             sound = False
         # The sum is lost, because a single vector cannot be subtracted from it.
         if not sound and not failed:
-            failed = f"client {client} answered another round or job"
+            failed = f"the answer of client {client} belongs to another round or job"
     size = len(total)
     complete = size == masking.size and bool(torch.isfinite(total).all())
     if not failed and not complete:
@@ -480,9 +480,9 @@ class Server:
             wider.start()
             shapes = {name: tuple(t.shape) for name, t in wider.server.items()}
             if shapes != job.shapes:
-                why = "came late, and the method cannot add it"
-                kept = f"{run.method.name} can use only the sites that took part from the start"
-                self.sites.miss(number, name, why, f"site {name!r} came late: {kept}.")
+                why = "connected late, and the method cannot add sites during a run"
+                kept = f"{run.method.name} can use only sites that took part from the start"
+                self.sites.miss(number, name, why, f"site {name!r} connected late: {kept}.")
                 return
             wider.server = run.server
             wider.round = run.round
@@ -524,9 +524,9 @@ def _check_model_was_usable(
     count = f"{len(turned)} of {sampled} sites"
     why = reasons[turned[0]].rstrip(".")
     raise FederatedRunError(
-        f"Round {number}: the uploads of {count} are invalid, although the uploads of the same sites were "
-        f"valid in round {before}. The cause is the model of round {before}, not the sites. One upload is "
-        f"invalid because {why}.",
+        f"Round {number}: the uploads of {count} are invalid, although these sites sent valid uploads in round "
+        f"{before}. The cause is therefore the model after round {before}, not the sites. One upload is invalid "
+        f"because {why}.",
         "Start again with a robust rule, for example --aggregate median, or with a lower learning rate.",
     )
 
@@ -546,13 +546,13 @@ def checked_counts(answer: SiteMessage, position: int, facts: SiteFacts) -> Tens
     try:
         counts = answer.trees[position]["counts"]
     except (KeyError, IndexError):
-        return "it sent no counts"
+        return "it sent no confusion counts"
     shape = tuple(counts.shape)
     if shape != (len(facts.domains), C, C + 1) or counts.dtype != torch.int64:
-        return f"its counts have shape {shape}"
+        return f"its confusion counts have shape {shape}"
     out_of_range = (counts < 0) | (counts > facts.test)
     if out_of_range.any() or int(counts.sum()) > facts.test:
-        return f"it reports more than its {facts.test} test rows"
+        return f"its confusion counts do not fit its {facts.test} test rows"
     return counts
 
 
@@ -565,7 +565,7 @@ def outcome_of(job: ServerJob, members: Sequence[Member]) -> TrainingOutput:
     assert evaluation is not None
 
     def predict(_x: Tensor) -> Tensor:
-        raise UsageError("The server has no features to predict from.", "Predict on a site.")
+        raise UsageError("The server has no features, so it cannot predict.", "Predict on a site.")
 
     def deployed(client: int | None) -> DeployedModel | None:
         # The server has only the one model for all, unless that model depends on rows of the sites.
@@ -722,7 +722,7 @@ def _begin_points(points: Sequence[OpenRun], observer: Observer, *, fresh: bool)
                 observer.note(f"The same run is stored already ({name}); --fresh trains it again.")
                 continue
             observer.note(
-                f"Sites were missing when {name} was trained, so the run is trained again."
+                f"The run is trained again, because sites were missing when {name} was trained."
             )
         run.begin(fresh=fresh or run.stored is not None)
         run.stored = None

@@ -65,7 +65,7 @@ class ServerJob:
             if isinstance(words, dict):
                 found = str(words.get("id"))[:12]
             expected = self.id[:12]
-            raise ValueError(f"it answers job {found} instead of {expected}")
+            raise ValueError(f"the answer belongs to job {found}, expected {expected}")
         number = words.get("round")
         outline = words.get("outline")
         sound = (

@@ -313,7 +313,7 @@ class ShardSite:
             # The store may have been extracted again since the run began.
             if list(message.words.get("recipes") or []) != request.recipes:
                 raise StoreError(
-                    f"{self.path.name} has features of another recipe than at the start of the run.",
+                    f"The features of {self.path.name} have another recipe than at the start of the run.",
                     "Start the run again.",
                 )
             feat_post = str(message.words["feat_post"])
@@ -376,7 +376,7 @@ class SiteRequest:
         if shard is not None and validation:
             file = self.store.path.name
             raise UsageError(
-                f"{file} has {validation:,} validation rows, which a federation of sites cannot score.",
+                f"{file} has {validation:,} validation rows, but a federation of sites cannot use validation rows.",
                 "Make the store from a partition without --validation:  fedcache shard --partition NAME",
             )
         readable = s.ok == 1

@@ -49,7 +49,7 @@ class SiteNames:
         except CorruptionError as error:
             raise CorruptionError(
                 f"{error.message} This file assigns site names to keys.",
-                "Restore the file, or remove it. After that, each name belongs to the next key that uses it.",
+                "Restore the file or remove it. After a removal, each name belongs to the next key that uses it.",
             ) from error
         if found is None:
             return {}

@@ -145,7 +145,9 @@ class SiteFacts:
             )
         classes = len(made.classes)
         if made.owned > min(train, classes):
-            raise ValueError(f"it owns {made.owned} classes of {classes} with {train} rows")
+            raise ValueError(
+                f"it reports {made.owned} of {classes} classes, but only {train} training rows"
+            )
         return made
 
     def to_words(self) -> dict[str, Any]:
@@ -200,11 +202,11 @@ def client_of(facts: SiteFacts) -> Client:
 
 
 SAME = {
-    "classes": "its classes are {}, but those of the other sites are {}",
-    "recipes": "its features come from recipe {}, but those of the other sites come from {}",
-    "widths": "its features are {} wide, but those of the other sites are {} wide",
+    "classes": "its classes are {}, but the other sites have the classes {}",
+    "recipes": "its features have the recipe {}, but the other sites have {}",
+    "widths": "its features have the width {}, but the other sites have {}",
     "views": "it stores {} views of an image, but the other sites store {}",
-    "text": "its class text features have digest {}, but those of the other sites have {}",
+    "text": "its class text features have the digest {}, but the other sites have {}",
     "feat_post": "it uses feat_post {}, but the other sites use {}",
     "code": "its version of the method has code {}, but the other sites have {}",
 }
@@ -217,7 +219,7 @@ HINTS = {
     "views": "Extract on that site with the same --views.",
     "text": "Extract on that site with the same --text templates.",
     "feat_post": "Set it for all sites: fedcache flower app --set feat_post=none",
-    "code": "Install the same fedcache on all machines: pip install fedcache==VERSION",
+    "code": "Install the same version of fedcache on all machines: pip install fedcache==VERSION",
 }
 
 
@@ -344,7 +346,7 @@ class RowLimits:
             if rows > most:
                 return (
                     f"it reports {rows:,} {what} rows, but at most {most:,} are accepted ({self.why})",
-                    f"If this is correct: --max-rows-per-client {rows}",
+                    f"If the number is correct: --max-rows-per-client {rows}",
                 )
         return None
 
@@ -355,7 +357,7 @@ NAME_HINT = (
     "--name NAME. With keys (--keys), a restarted site keeps its name. Without keys it counts as a new "
     "node and joins from the next run."
 )
-NAME_BOUND = "its name belongs to another key, which used it before"
+NAME_BOUND = "its name belongs to another key that used the name before"
 BOUND_HINT = (
     "If that site has a new key: fedcache flower names --forget {}. Otherwise give this site another "
     "name: fedcache flower site --shard PATH --superlink HOST:PORT --name NAME."
@@ -629,7 +631,7 @@ class Sites:
         member, why, hint = refused[0]
         other = member.facts.name
         return StoreError(
-            f"{len(arrived)} sites are connected, but no more than half of them match. For example, site "
+            f"{len(arrived)} sites are connected, but at most half of them match each other. For example, site "
             f"{other!r} differs from {first!r}: {why}.",
             f"{hint} {SITE_THAT_IS_RIGHT}.",
         )
@@ -676,7 +678,7 @@ class Sites:
                 elif sha256_hex(sent.numpy().tobytes()) == digest:
                     return sent
                 else:
-                    why = "it sent other text features than announced"
+                    why = "it sent text features that differ from the announced digest"
             self.observer.warn(
                 f"site {member.facts.name!r} could not send the class text features: {why}."
             )

@@ -36,7 +36,7 @@ PULL_EVERY = 0.5
 WHY = {
     1: "its app could not be loaded: check that the same version of fedcache is installed there",
     2: "its app ended with an exception, which is in its log",
-    3: "its node disconnected before it had sent its whole answer",
+    3: "its node disconnected before it had sent the whole answer",
     5: GONE,
     8: "its app was killed",
 }
@@ -110,7 +110,7 @@ class FlowerTransport:
         replies: dict[int, Message | str] = {}
         waiting: dict[str, int] = {}
         for node, message in messages.items():
-            replies[node] = "the SuperLink did not take the message"
+            replies[node] = "the SuperLink did not accept the message"
             # One message at a time, because all of them together can be too large for the SuperLink.
             for message_id in self._grid.push_messages([message]):
                 if message_id:

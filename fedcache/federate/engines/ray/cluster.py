@@ -190,8 +190,8 @@ def _start(ray: Any, address: str | None, folder: Path | None, cpus: int, gpus: 
         options = {"address": address}
         failure = f"The Ray cluster at {address} could not be joined"
         hint = (
-            "Its nodes need this machine's versions of Python and Ray, and its token "
-            f"(RAY_AUTH_TOKEN); ray status --address {address}   shows its state"
+            "The nodes need the same versions of Python and Ray, and the same RAY_AUTH_TOKEN, as this machine. To "
+            f"see the state of the cluster:  ray status --address {address}"
         )
     else:
         options = {

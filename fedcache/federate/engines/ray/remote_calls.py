@@ -176,8 +176,8 @@ class RayWorkerPool:
             attempts = RETRIES + 1
             raise MachineError(
                 f"A worker of {self.cluster.words} ended {attempts} times ({kind}: {why}).",
-                "If memory ran out, run the same command again to resume, with fewer CPUs for Ray or a "
-                "smaller --batch.",
+                "A common cause is too little memory. To resume, run the same command again with fewer CPUs for Ray "
+                "or a smaller --batch.",
             ) from error
         return found
 
