@@ -20,7 +20,7 @@ from benchmarks.measure import Row, make_row, quartiles, seconds_of
 from benchmarks.validation import on_the_clock
 from fedcache.config import Home
 from fedcache.runs import loop
-from fedcache.runs.run_models import KeptModels
+from fedcache.runs.loop import KeptModels
 
 BAR = 1.03
 ROUNDS = 10

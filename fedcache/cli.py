@@ -95,7 +95,7 @@ COMMANDS = (
     ),
     CommandEntry(
         "personalise",
-        "personalise",
+        "predict",
         MAIN,
         "Make the personal model of a new client that took no part in training.",
     ),
@@ -107,7 +107,7 @@ COMMANDS = (
     ),
     CommandEntry(
         "export-model",
-        "export_model",
+        "predict",
         MAIN,
         "Export a trained model for plain torch, ONNX, torch.export, safetensors or scikit-learn.",
     ),
@@ -119,7 +119,7 @@ COMMANDS = (
     ),
     CommandEntry(
         "figure",
-        "figure",
+        "report",
         MAIN,
         "Draw one figure of runs for a paper, with embedded fonts.",
     ),
@@ -156,7 +156,7 @@ COMMANDS = (
     ),
     CommandEntry(
         "use",
-        "use",
+        "stores",
         STORES,
         "Choose the store that commands in this folder use if --dataset and --store are not given.",
     ),

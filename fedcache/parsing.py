@@ -8,12 +8,18 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedcache.errors import UsageError
+
+Facts = dict[str, Any]
+"""Facts by name, as a JSON object holds them: about a run, a round, a grid or a configuration."""
+Record = Mapping[str, Any]
+"""Facts by name that are only read."""
 
 # Text from elsewhere (names of files, classes, domains, runs), made safe to show on a terminal, in
 # a page or a sheet.
@@ -61,6 +67,17 @@ def escape_json(text: str) -> str:
     '"cat\\u202e"'
     """
     return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def finite(value: Any) -> Any:
+    """The value with None for infinity and NaN, which JSON does not have."""
+    if isinstance(value, dict):
+        return {str(key): finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return list(map(finite, value))
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def sheet_cell(value: object) -> object:

@@ -58,8 +58,8 @@ from fedcache.federate.engines.flower.server import federate  # noqa: E402
 from fedcache.federate.engines.flower.site_names import SiteNames  # noqa: E402
 from fedcache.progress import Silent  # noqa: E402
 from fedcache.runs import loop, results  # noqa: E402
-from fedcache.ui import index as ui_index  # noqa: E402
-from fedcache.ui.index import RunIndex  # noqa: E402
+from fedcache.ui import server as ui_index  # noqa: E402
+from fedcache.ui.server import RunIndex  # noqa: E402
 
 HANG = 120.0
 DETECTED = {

@@ -257,7 +257,7 @@ PROMISES = (
             "tests/federate/engines/test_site_models.py -k changed",
         ),
         (
-            "runs/run_models.py",
+            "runs/predict_run.py",
             'if not path.is_file() or file_sha256(path) != listed["sha256"]:',
             "if False:",
             "tests/models/test_run_models.py -k flipped",
@@ -535,7 +535,7 @@ PROMISES = (
         "Personalising a client of a run from its own rows gives the model that it had, if nothing else influences the model",
         ("tests/models/test_personalise.py", "tests/commands/test_personalise_answers.py"),
         (
-            "models/personalise.py",
+            "models/saved_model.py",
             "rng=replace(ctx.rng, round=number)",
             "rng=ctx.rng",
             "tests/models/test_personalise.py -k very_model",

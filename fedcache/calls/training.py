@@ -16,13 +16,13 @@ from fedcache.grids import train_grid as grids
 from fedcache.grids.hold_out import EACH, every_value
 from fedcache.grids.result import Grid
 from fedcache.grids.sampling import Sampling
-from fedcache.grids.search import train_points
+from fedcache.grids.train_grid import train_points
 from fedcache.plugins import register
 from fedcache.runs.events import OnRound
 from fedcache.runs.loop import train as run_training
 from fedcache.runs.partitions import keep_partition
 from fedcache.runs.run import Run
-from fedcache.runs.trackers.choose import tracking
+from fedcache.runs.trackers import tracking
 
 Methods = str | Method | Sequence[str | Method]
 """Names of methods, or the user's own ``Method`` objects."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -14,6 +14,7 @@ from fedcache.errors import FedcacheError, shell_word
 from fedcache.extract.backbones import import_weights, known, locate, lookup, pull
 from fedcache.extract.backbones.hugging_face import fetch
 from fedcache.extract.planning.plan import check_backbone, memory_of
+from fedcache.parsing import Facts
 from fedcache.plugins import HUGGING_FACE, note_named, plugins
 
 backbones = typer.Typer(
@@ -160,7 +161,7 @@ def backbones_verify(name: ListedName, weights: Weights = None) -> CommandResult
     """
     note_named(name)
     home = Home.from_environment()
-    data: dict[str, Any] = check_backbone(name, _weight_files(weights), home)
+    data: Facts = check_backbone(name, _weight_files(weights), home)
     features = f"{data['width']} features from {data['origin']}"
     digest = data["sha256"][:16]
     return CommandResult(data, [f"{name}: {features}, sha256 {digest}; all outputs are finite."])

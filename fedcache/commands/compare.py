@@ -21,10 +21,10 @@ from fedcache.commands.options import (
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable, plain_line
 from fedcache.config import option
 from fedcache.errors import UsageError, unknown
-from fedcache.report.compare import Comparisons, check, compare_entries
+from fedcache.parsing import Facts
+from fedcache.report.compare import Comparisons, check, compare_entries, summary
 from fedcache.report.comparison import Comparison
 from fedcache.report.comparison_output import caption, differences, sentences, values
-from fedcache.report.comparison_summary import summary
 from fedcache.report.drawing import check_file
 from fedcache.report.find_runs import gather, need_finished
 from fedcache.store.lock import need_folder, write_output
@@ -95,9 +95,7 @@ def compare(
     ] = None,
     plot: Annotated[
         Path | None,
-        typer.Option(
-            "--plot", help="Draw the critical-difference diagram: FILE.svg, .png or .pdf."
-        ),
+        typer.Option(help="Draw the critical-difference diagram: FILE.svg, .png or .pdf."),
     ] = None,
 ) -> CommandResult:
     """Compare finished runs: means, intervals, paired tests (Holm), ranks (Friedman, Nemenyi).
@@ -110,7 +108,7 @@ def compare(
     """
     options = configured(CompareOptions, given)
     form = options.form
-    how: dict[str, Any] = {
+    how: Facts = {
         "over": options.over,
         "metric": options.score.replace("-", "_"),
         "test": options.test,
@@ -134,7 +132,7 @@ def compare(
     if not runs and not gathered.entries and not gathered.left_out:
         # A new home without runs is no error; `runs list` answers the same.
         sentence = f"No result under {root} yet."
-        empty: dict[str, Any] = {"comparisons": [], "sentences": [sentence], "left_out": []}
+        empty: Facts = {"comparisons": [], "sentences": [sentence], "left_out": []}
         return CommandResult(empty, [sentence, "fedcache grid --method fedavg,fed3r --seeds 0-4"])
     made = compare_entries(gathered, **how)
     if plot is not None:

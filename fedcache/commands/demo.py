@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,7 @@ from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import ExtractConfig, Home, PartitionConfig, TrainConfig, option_words
 from fedcache.extract.extract_dataset import extract
 from fedcache.federate.methods import find_method
+from fedcache.parsing import Facts
 from fedcache.process import Stop, stopped_by_signals
 from fedcache.progress import percent
 from fedcache.report.page import write_report
@@ -65,18 +66,15 @@ encoders."""
 def demo(
     observer: TerminalObserver,
     methods: Annotated[
-        str | None, typer.Option("--methods", help="Methods to run instead, comma-separated.")
+        str | None, typer.Option(help="Methods to run instead, comma-separated.")
     ] = None,
     rounds: Annotated[
         int,
-        typer.Option(
-            "--rounds", min=1, help="Rounds of the methods that train for several rounds."
-        ),
+        typer.Option(min=1, help="Rounds of the methods that train for several rounds."),
     ] = ROUNDS,
     score: Annotated[
         str,
         typer.Option(
-            "--score",
             help="Accuracy to report for all methods: client-mean | pooled (over all test rows).",
         ),
     ] = "client-mean",
@@ -191,7 +189,7 @@ def train_method(
     return train(config, home, stop=stop)
 
 
-def central_lines(rows: list[dict[str, Any]]) -> list[str]:
+def central_lines(rows: list[Facts]) -> list[str]:
     """Sentences on global models that are more accurate than central training, and why that is possible."""
     lines = []
     for central in rows:
@@ -212,7 +210,7 @@ def central_lines(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def table_row(name: str, runs: dict[str, Run], score: str) -> dict[str, Any]:
+def table_row(name: str, runs: dict[str, Run], score: str) -> Facts:
     """The figures of a method, from its runs by partition."""
     first = next(iter(runs.values()))
     durations = [run.measured.get("seconds", {}) for run in runs.values()]
@@ -228,7 +226,7 @@ def table_row(name: str, runs: dict[str, Run], score: str) -> dict[str, Any]:
     }
 
 
-def demo_table(rows: list[dict[str, Any]], score: str) -> object:
+def demo_table(rows: list[Facts], score: str) -> object:
     """A table of accuracy on both partitions, zero-shot accuracy, traffic and seconds, with a row for each method."""
     labels = [label for label, _ in PARTITIONS]
     cells = []

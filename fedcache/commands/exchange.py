@@ -47,7 +47,7 @@ def ingest(
     ],
     name: Annotated[
         str,
-        typer.Option("--name", help="Name of the dataset, for --dataset NAME in other commands."),
+        typer.Option(help="Name of the dataset, for --dataset NAME in other commands."),
     ],
     store: StoreDir = None,
     replace: Annotated[
@@ -110,7 +110,6 @@ def export(
         Path | None,
         typer.Argument(
             help="File to write: .npz, .h5, .parquet or .safetensors.",
-            show_default=False,
         ),
     ] = None,
     named: Annotated[

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -43,7 +43,7 @@ from fedcache.extract.extract_dataset import extract as run
 from fedcache.extract.planning.parts import join as join_parts
 from fedcache.extract.planning.plan import quoted
 from fedcache.extract.recipe import IMAGES, one_of, part_read
-from fedcache.parsing import counted, visible
+from fedcache.parsing import Record, counted, visible
 from fedcache.process import keep_freed_memory, stopped_by_signals
 from fedcache.runs.partitions import make_partition, write_shards
 from fedcache.store.manifest import QUARANTINE, join_command
@@ -83,14 +83,12 @@ def extract(
         typer.Argument(
             metavar="DATASET",
             help="A folder or an archive of images, or a dataset as for --dataset.",
-            show_default=False,
             autocompletion=complete_datasets,
         ),
     ] = None,
     store: Annotated[
         Path | None,
         typer.Option(
-            "--store",
             help="Store directory to write.",
             rich_help_panel=DATA,
             show_default="$FEDCACHE_HOME/stores/DATASET-DIGEST.zarr",
@@ -99,7 +97,6 @@ def extract(
     partition: Annotated[
         str | None,
         typer.Option(
-            "--partition",
             help="Also write one store per client, with rows assigned by this scheme.",
             rich_help_panel=CLIENTS,
             show_default="none",
@@ -189,9 +186,7 @@ def join(
             show_default="$FEDCACHE_HOME/stores/DATASET-DIGEST.zarr",
         ),
     ] = None,
-    max_bad: Annotated[
-        str, typer.Option("--max-bad", help=help_of(ExtractConfig, "max_bad"))
-    ] = "1%",
+    max_bad: Annotated[str, typer.Option(help=help_of(ExtractConfig, "max_bad"))] = "1%",
 ) -> CommandResult:
     """Join the parts of an extraction (`extract --part 1/4` and so on) to one store.
 
@@ -328,7 +323,7 @@ def cut_lines(done: Extraction) -> list[str]:
     return lines
 
 
-def bad_lines(bad: Sequence[Mapping[str, Any]], store: Path, holds: str = IMAGES) -> list[str]:
+def bad_lines(bad: Sequence[Record], store: Path, holds: str = IMAGES) -> list[str]:
     """Names of the first ``SHOWN`` unreadable images, with reasons, and the file with all of them; [] for none."""
     if not bad:
         return []

@@ -27,10 +27,16 @@ from fedcache.commands.train import model_lines
 from fedcache.config import Home, TrainConfig, option
 from fedcache.errors import Exit, FedcacheError, UsageError, shell_word
 from fedcache.federate.engines.flower import TRAIN
-from fedcache.federate.engines.flower.network import Address, run_app
-from fedcache.federate.engines.flower.processes import make_keys, need_flower, read_keys
+from fedcache.federate.engines.flower.processes import (
+    Address,
+    make_keys,
+    need_flower,
+    read_keys,
+    run_app,
+)
 from fedcache.federate.engines.flower.site_names import names_of
 from fedcache.grids.result import point_words
+from fedcache.parsing import Facts
 from fedcache.process import stop_on_signals
 
 flower = typer.Typer(
@@ -140,11 +146,11 @@ def keys(
         Path, typer.Option("--out", "-o", help="Folder for the keys; existing keys are kept.")
     ],
     sites: Annotated[
-        list[str] | None, typer.Option("--sites", help="Names of the sites, comma-separated.")
+        list[str] | None, typer.Option(help="Names of the sites, comma-separated.")
     ] = None,
     host: Annotated[
         list[str] | None,
-        typer.Option("--host", help="Addresses or host names under which sites reach the server."),
+        typer.Option(help="Addresses or host names under which sites reach the server."),
     ] = None,
 ) -> CommandResult:
     """Make a local certificate authority, the certificate of the server and a key for every site.
@@ -172,7 +178,6 @@ def server(
     host: Annotated[
         str | None,
         typer.Option(
-            "--host",
             help="Address to listen on. Default: all addresses if --keys is given, otherwise loopback.",
         ),
     ] = None,
@@ -197,18 +202,16 @@ def site(
     observer: TerminalObserver,
     shard: Annotated[
         Path,
-        typer.Option(
-            "--shard", help="Store of this client (from `fedcache shard` or `fedcache extract`)."
-        ),
+        typer.Option(help="Store of this client (from `fedcache shard` or `fedcache extract`)."),
     ],
     superlink: SuperLink,
     keys: Annotated[
-        Path | None, typer.Option("--keys", help="Folder with the site's ca.crt and node.key.")
+        Path | None, typer.Option(help="Folder with the site's ca.crt and node.key.")
     ] = None,
     insecure: Insecure = False,
     name: Annotated[
         str | None,
-        typer.Option("--name", help="Name of the client. Default: the name in its store."),
+        typer.Option(help="Name of the client. Default: the name in its store."),
     ] = None,
     masked_only: Annotated[
         bool,
@@ -251,7 +254,6 @@ def names(
     forget: Annotated[
         list[str] | None,
         typer.Option(
-            "--forget",
             help="Site names to release, comma-separated. Afterwards, a site with another key can use the name.",
         ),
     ] = None,
@@ -317,16 +319,14 @@ def run(
 def up(
     observer: TerminalObserver,
     given: Given,
-    shards: Annotated[
-        Path, typer.Option("--shards", help="A directory of client stores (fedcache shard).")
-    ],
+    shards: Annotated[Path, typer.Option(help="A directory of client stores (fedcache shard).")],
     tls: Annotated[
         bool,
         typer.Option("--tls", help="Use certificates and node keys that are made for this run."),
     ] = False,
     sweep: Sweep = None,
     port: Port = None,
-    logs: Annotated[Path | None, typer.Option("--logs", help="Directory for the logs.")] = None,
+    logs: Annotated[Path | None, typer.Option(help="Directory for the logs.")] = None,
 ) -> CommandResult:
     """Try an app on loopback: start a server and one site for each shard of a directory, run the app and clean up.
 
@@ -356,10 +356,10 @@ def _need_keys_or_insecure(keys: Path | None, insecure: bool) -> None:
         )
 
 
-def _notifier(observer: TerminalObserver) -> Callable[[dict[str, Any]], None]:
+def _notifier(observer: TerminalObserver) -> Callable[[Facts], None]:
     """A function that passes the warnings and notes of a federation to an observer."""
 
-    def notify(message: dict[str, Any]) -> None:
+    def notify(message: Facts) -> None:
         if "warn" in message:
             observer.warn(str(message["warn"]))
         elif "note" in message:
@@ -368,7 +368,7 @@ def _notifier(observer: TerminalObserver) -> Callable[[dict[str, Any]], None]:
     return notify
 
 
-def _ended(message: dict[str, Any]) -> CommandResult:
+def _ended(message: Facts) -> CommandResult:
     """The answer of a command: the results in the last message of an app. Raises the error that ended the app."""
     if "error" in message:
         e = message["error"]

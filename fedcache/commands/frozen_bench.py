@@ -6,13 +6,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from fedcache import __version__
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable, plain_line
 from fedcache.config import Home, option_value
 from fedcache.errors import MachineError, UsageError, shell_word
 from fedcache.extract.backbones import lookup
+from fedcache.parsing import Record
 from fedcache.process import keep_freed_memory, stopped_by_signals
 from fedcache.reproduce.frozen_bench.study import NAME, BenchBackbone, Study, read_study
 from fedcache.reproduce.planning import Options, RequirementCheck
@@ -111,7 +111,7 @@ def _command(study: Study, add: Sequence[Path]) -> str:
     return " ".join(words)
 
 
-def _pairs(values: Mapping[str, Any]) -> str:
+def _pairs(values: Record) -> str:
     """Keys and values as text, with true and false as TOML spells them."""
     return ", ".join(f"{key} {option_value(value)}" for key, value in values.items())
 

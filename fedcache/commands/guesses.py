@@ -6,11 +6,12 @@ The module is imported only after a command line was refused, so it may import a
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fedcache.errors import UsageError, closest, shell_word
 from fedcache.federate.methods import METHODS
+from fedcache.parsing import Record
 
 RENAMED = {"--lift": "--execution", "--metric": "--score", "--seed": "--partition-seed"}
 """Options of releases before 0.3 -> their names now."""
@@ -138,7 +139,7 @@ def _as_setting(option: str, key: str, arguments: Sequence[str]) -> list[str]:
     return [*words[:start], name, f"{key}={value or 'VALUE'}", *words[end:]]
 
 
-def unknown_command(words: Sequence[str], path: str, commands: Mapping[str, Any]) -> UsageError:
+def unknown_command(words: Sequence[str], path: str, commands: Record) -> UsageError:
     """The answer to a word that is no command of the program or of a group; it is the first of ``words``."""
     word, *next_words = words
     called = f"{path} {word}".removeprefix("fedcache ")
@@ -166,7 +167,7 @@ def unknown_command(words: Sequence[str], path: str, commands: Mapping[str, Any]
     return UsageError(message, f"See `{path} --help`.")
 
 
-def _of_groups(verb: str, commands: Mapping[str, Any]) -> str:
+def _of_groups(verb: str, commands: Record) -> str:
     """A sentence with the command for stores, and that of each group with this verb."""
     phrases = [f"for stores `fedcache {OF_STORES[verb]}`"]
     for group in GROUPS:

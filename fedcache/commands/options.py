@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from fedcache.commands.help import COMMON, show
+from fedcache.commands.help import COMMON, names_of, show
 from fedcache.commands.output import CommandResult, TerminalObserver, run_command
 from fedcache.config import (
     ADDRESSES,
@@ -36,7 +36,7 @@ from fedcache.config import (
 from fedcache.errors import FedcacheError, UsageError, all_at_once, shell_word, unknown
 from fedcache.federate.engines.ray import cluster
 from fedcache.federate.methods import METHODS, NAMES, unknown_method
-from fedcache.parsing import listed
+from fedcache.parsing import Facts, Record, listed
 from fedcache.plugins import note_named, plugins
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ BACKBONE_OPTIONS = frozenset({"backbone", "backbones", "client_backbones", "weig
 POINTS = "Points"
 """The help panel of the options of ``grid`` that choose its configurations."""
 
-Given = Mapping[str, Any]
+Given = Record
 """Name of a field -> the value of its option; None, [] or False if it was not given."""
 
 
@@ -343,7 +343,6 @@ Dataset = Annotated[
         "--dataset",
         "-d",
         help=help_of(TrainConfig, "dataset"),
-        show_default=False,
         autocompletion=complete_datasets,
     ),
     COMMON,
@@ -355,7 +354,6 @@ RunQuery = Annotated[
         help="Runs: directories, names in `fedcache runs list` or their first letters, tag:NAME, method:NAME, "
         "dataset:NAME or partition:NAME. Default: all runs.",
         autocompletion=complete_runs,
-        show_default=False,
     ),
 ]
 RunsDirectory = Annotated[
@@ -497,12 +495,10 @@ def _switch(name: str, annotation: Any) -> inspect.Parameter:
 
 def _spelled(declared: inspect.Parameter) -> str:
     """A parameter as a user types it: ``--store``, or ``PATH`` for an argument."""
-    info = declared.annotation.__metadata__[0]
-    # Within Annotated, typer stores the first name of an option in ``default``.
-    for name in map(str, (info.default, *(info.param_decls or ()))):
+    for name in names_of(declared):
         if name.startswith("--"):
             return name
-    return str(info.metavar or declared.name.upper())
+    return str(declared.annotation.__metadata__[0].metavar or declared.name.upper())
 
 
 LONGEST_WORDS = 16
@@ -558,7 +554,7 @@ def parameter(item: Field[Any]) -> inspect.Parameter:
     )
 
 
-VALUE_TYPES: Mapping[str, Any] = {"int": int | None, "float": float | None, "str": str | None}
+VALUE_TYPES: Record = {"int": int | None, "float": float | None, "str": str | None}
 
 
 def value_type(item: Field[Any]) -> Any:
@@ -572,7 +568,7 @@ def value_type(item: Field[Any]) -> Any:
     return VALUE_TYPES.get(declared, list[str] | None)
 
 
-def flags_of(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
+def flags_of(kind: type, given: Record) -> Facts:
     """The options of a configuration that the user gave.
 
     A repeatable option is returned as a dict of ``key=value`` pairs or as a tuple of values.
@@ -580,7 +576,7 @@ def flags_of(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UsageError for an empty list, and for a value without ``=`` where a ``key=value`` pair is expected.
     """
-    flags: dict[str, Any] = {}
+    flags: Facts = {}
     for item in fields(kind):
         value = given.get(item.name)
         # None, and a flag that is off, were not given: the file or the default decides.
@@ -623,7 +619,7 @@ def sweep_lists(sweep: Sequence[str] | None) -> dict[str, tuple[str, ...]]:
     return {key: tuple(listed(text)) for key, text in pairs(sweep, "--sweep").items()}
 
 
-def configured(kind: type[C], given: Given, section: Mapping[str, Any] | None = None) -> C:
+def configured(kind: type[C], given: Given, section: Record | None = None) -> C:
     """A configuration from the options of a command, which override a section of a file. Raises as ``resolve``."""
     return resolve(kind, section or {}, flags_of(kind, given))
 
@@ -663,7 +659,7 @@ def pairs(values: Sequence[str] | None, name: str, *, split: bool = False) -> di
     return out
 
 
-def train_config(file: Mapping[str, Mapping[str, Any]], given: Given) -> TrainConfig:
+def train_config(file: Mapping[str, Record], given: Given) -> TrainConfig:
     """Section ``[train]`` of a file, overridden by options; an option that names data replaces the data of the file."""
     section = dict(file.get("train", {}))
     if given.get("store") or given.get("dataset") or given.get("clients_from"):
@@ -672,13 +668,13 @@ def train_config(file: Mapping[str, Mapping[str, Any]], given: Given) -> TrainCo
     return configured(TrainConfig, given, section)
 
 
-def partition_config(file: Mapping[str, Mapping[str, Any]], given: Given) -> PartitionConfig:
+def partition_config(file: Mapping[str, Record], given: Given) -> PartitionConfig:
     """Section ``[partition]`` of a file, overridden by options, which include the arguments of the scheme."""
     options = {**given, "options": scheme_arguments(given)}
     return configured(PartitionConfig, options, file.get("partition"))
 
 
-def scheme_arguments(given: Given) -> dict[str, Any]:
+def scheme_arguments(given: Given) -> Facts:
     """The arguments of the scheme that were given, by their own options or by ``--option``."""
     arguments = {}
     for item in fields(SchemeArguments):

@@ -27,7 +27,7 @@ from fedcache.errors import (
     StoppedError,
     memory_error,
 )
-from fedcache.parsing import escape_json, visible
+from fedcache.parsing import Facts, escape_json, finite, visible
 from fedcache.progress import Detail, Round, byte_size
 from fedcache.store.files import FULL, full_disk
 
@@ -250,7 +250,7 @@ class CommandResult:
         listing: whether the answer is a list; its tables go into a pipe as tab-separated values, its lines to stderr.
     """
 
-    data: dict[str, Any]
+    data: Facts
     lines: Sequence[str] = ()
     code: Exit = Exit.OK
     renderables: Sequence[Any] = field(default_factory=list)
@@ -397,7 +397,7 @@ def fail(command: str, as_json: bool, error: FedcacheError, warnings: Sequence[s
             unwritable(unwritten)  # the exit code is that of the error itself
 
 
-def envelope(command: str, status: str, body: dict[str, Any], warnings: Iterable[str]) -> None:
+def envelope(command: str, status: str, body: Facts, warnings: Iterable[str]) -> None:
     """One JSON object on stdout; NaN becomes null, because JSON has none."""
     whole = {
         "schema": SCHEMA,
@@ -406,17 +406,7 @@ def envelope(command: str, status: str, body: dict[str, Any], warnings: Iterable
         **body,
         "warnings": list(warnings),
     }
-    print(escape_json(json.dumps(_plain(whole), ensure_ascii=False, allow_nan=False)))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+    print(escape_json(json.dumps(finite(whole), ensure_ascii=False, allow_nan=False)))
 
 
 # The live view: the progress of a piece of work, as a bar on a terminal and in words everywhere.

@@ -56,7 +56,6 @@ def partition(
     name: Annotated[
         str | None,
         typer.Option(
-            "--name",
             help="Name under which the partition is saved.",
             show_default="made of scheme, clients and seed",
         ),
@@ -85,7 +84,7 @@ def partition(
     ] = None,
     plot: Annotated[
         Path | None,
-        typer.Option("--plot", help="Draw a figure of clients and classes (png, svg or pdf)."),
+        typer.Option(help="Draw a figure of clients and classes (png, svg or pdf)."),
         COMMON,
     ] = None,
     replace: Annotated[

@@ -21,10 +21,19 @@ from fedcache.commands.options import (
 )
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import ExtractConfig, Home
-from fedcache.errors import CorruptionError, Exit, UsageError
-from fedcache.models.predictions import Prediction, check_out, write_predictions
-from fedcache.models.saved_model import BATCH_OF_THE_RUN, ModelOptions, PredictOptions
+from fedcache.errors import CorruptionError, Exit, UsageError, shell_word
+from fedcache.models.predictor import Prediction, check_out, write_predictions
+from fedcache.models.saved_model import (
+    BATCH_OF_THE_RUN,
+    ONE_SEED,
+    ExportOptions,
+    ModelOptions,
+    PersonaliseOptions,
+    PredictOptions,
+)
+from fedcache.parsing import Facts
 from fedcache.process import stopped_by_signals
+from fedcache.progress import percent
 from fedcache.report.find_runs import find_one
 from fedcache.runs.directory import is_of_run
 from fedcache.store.manifest import was_store
@@ -257,7 +266,7 @@ def predictions_answer(
         lines.append(str(out))
     if not calibrated:
         lines.append(UNCALIBRATED)
-    data: dict[str, Any] = {
+    data: Facts = {
         "rows": [row.to_dict() for row in answer.shown],
         "out": None,
         "calibrated": calibrated,
@@ -280,3 +289,99 @@ def _cells(row: Prediction, top: int) -> list[Any]:
             cells += [name, f"{probability:.3f}"]
     padding = [""] * (2 * top - len(cells))
     return [row.name, *cells, *padding]
+
+
+# ``fedcache personalise``: makes the personal model of a new client.
+
+MODEL = worded(pick(ModelOptions, "seed", "weights", "runs"), "seed", meaning=ONE_SEED)
+
+
+@command("personalise", pick(PersonaliseOptions), MODEL, pick(ExtractConfig, "device"))
+def personalise(observer: TerminalObserver, given: Given, run: RunName) -> CommandResult:
+    """Make the personal model of a new client that took no part in training.
+
+    The new client receives the last message of the run's server. It trains its personal part of the model on its
+    training rows, as the clients of the run did, and sends nothing. fedcache evaluates the model on the test rows of
+    the store and writes it to a file.
+
+    Example: fedcache personalise 3f9c --store newcomer.zarr -o newcomer.safetensors
+    """
+    model = configured(ModelOptions, given)
+    request = configured(PersonaliseOptions, given)
+    if request.store is None:
+        raise UsageError(
+            "Missing option --store, which names the rows of the new client.",
+            "--store newcomer.zarr",
+        )
+    # The run is looked up before torch is imported, so that a wrong name is refused at once.
+    place = find_model(run, given["runs"], observer)
+    from fedcache.runs.predict_run import personalise_run
+
+    device = given.get("device") or "auto"
+    home = Home.from_environment()
+    with stopped_by_signals(observer.note) as stop:
+        personal = personalise_run(place, model, request, device, home, observer, stop)
+    trained = ""
+    if personal.rounds:
+        trained = f" in {personal.rounds} rounds"
+    rows = f"{personal.rows:,} rows{trained}"
+    lines = [f"{personal.client}: a model of {personal.method} from {rows}"]
+    if personal.measures is not None:
+        measured = personal.measures.all
+        interval = ""
+        if measured.interval is not None:
+            bounds = " to ".join(percent(v) for v in measured.interval)
+            interval = f" ({bounds})"
+        accuracy = percent(measured.accuracy)
+        lines.append(f"accuracy {accuracy} %{interval} on {measured.rows:,} test rows of the store")
+    lines += [
+        str(personal.path),
+        f"Next:  fedcache predict {shell_word(personal.path)} photo.jpg",
+    ]
+    return CommandResult(personal.to_dict(), lines)
+
+
+# ``fedcache export-model``: exports trained models for other programs.
+
+
+@command("export-model", worded(pick(ModelOptions), "seed", meaning=ONE_SEED), pick(ExportOptions))
+def export_model(observer: TerminalObserver, given: Given, run: RunName) -> CommandResult:
+    """Export a trained model for plain torch, ONNX, torch.export, safetensors or scikit-learn.
+
+    An exported folder, .onnx or .pt2 file includes the frozen backbones and reads images. A .safetensors or .joblib
+    file (.joblib: linear heads only) reads features. Each export includes a model card. ONNX needs the extra export.
+
+    Example: fedcache export-model 3f9c -o model.onnx
+    """
+    model = configured(ModelOptions, given)
+    request = configured(ExportOptions, given)
+    place = find_model(run, given["runs"], observer)
+    check_apart(given["out"], place, model)
+    from fedcache.report.model_card import export_model as write_model
+
+    done = write_model(place, model, request, Home.from_environment(), observer)
+    data = {
+        "path": str(done.path),
+        "format": done.kind,
+        "bytes": done.bytes,
+        **done.written,
+    }
+    megabytes = done.bytes / 1e6
+    lines = [f"{done.kind}, {megabytes:,.2f} MB: {done.path}"]
+    for entry in done.written.get("inputs", []):
+        shape = f"[N, {entry['width']}]"
+        if entry["kind"] == "images":
+            height = entry["height"]
+            shape = f"uint8 [N, 3, {height}, {entry['width']}]"
+        backbones = ", ".join(entry["backbones"]) or "no known backbone"
+        lines.append(f"  reads {entry['name']} {shape} ({backbones})")
+    if "difference" in done.written:
+        # The largest differences between the exported program and the trained model, measured on random rows.
+        template = "{scores:.1g} and probabilities by {probabilities:.1g}"
+        gap = template.format(**done.written["difference"])
+        lines.append(f"  on random rows, scores differ from this model's by at most {gap}")
+        moved = done.written["moved_by_libraries"]
+        if moved["scores"]:
+            gap = template.format(**moved)
+            lines.append(f"  rounding differences of another library can change scores by {gap}")
+    return CommandResult(data, lines)

@@ -23,9 +23,9 @@ from fedcache.commands.options import (
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable, plain_line
 from fedcache.config import ExtractConfig, Home, option, option_value
 from fedcache.errors import UsageError, shell_word, unknown
-from fedcache.parsing import without_codes
+from fedcache.parsing import Facts, without_codes
 from fedcache.process import keep_freed_memory, stopped_by_signals
-from fedcache.reproduce import registry
+from fedcache.reproduce import planning
 from fedcache.reproduce.frozen_bench.study import NAME as FROZEN_BENCH
 from fedcache.reproduce.planning import Options, RequirementCheck
 from fedcache.store.lock import need_folder, write_output
@@ -34,13 +34,9 @@ PROTOCOL = "Protocol"
 
 What = Annotated[
     str,
-    typer.Argument(
-        help="list, info, or the name of a table or figure to reproduce.", show_default=False
-    ),
+    typer.Argument(help="list, info, or the name of a table or figure to reproduce."),
 ]
-Which = Annotated[
-    str | None, typer.Argument(help="Name of a table or figure, after info.", show_default=False)
-]
+Which = Annotated[str | None, typer.Argument(help="Name of a table or figure, after info.")]
 Out = Annotated[
     Path | None, typer.Option("--out", "-o", help="Also write the report to a Markdown file.")
 ]
@@ -50,7 +46,6 @@ Add = Annotated[
         "--add",
         help="For frozen-bench: also rank the results in this JSON file, which frozen-bench -o wrote. Repeatable. "
         "Without --on, nothing is trained.",
-        show_default=False,
     ),
 ]
 
@@ -151,7 +146,7 @@ def reproduce(
         if name == FROZEN_BENCH:
             return frozen_bench.describe_bench()
         return describe_entry(name)
-    known = (*registry.names(), FROZEN_BENCH)
+    known = (*planning.names(), FROZEN_BENCH)
     if what not in known:
         raise unknown("table or figure", what, known, hint="fedcache reproduce list   shows all")
     if name is not None:
@@ -200,7 +195,7 @@ def reproduce(
     return run_entry(what, Options(**flags), runs, out, observer, cluster)
 
 
-def refuse_options(what: str, given: dict[str, Any]) -> None:
+def refuse_options(what: str, given: Facts) -> None:
     """Refuse options of a run for ``list`` and ``info``, which would ignore them. Raises UsageError."""
     options = []
     for name, value in given.items():
@@ -233,7 +228,7 @@ def list_entries() -> CommandResult:
     rows = []
     # (kind, name) of a requirement that is missing -> (reason, command that gets it).
     commands = {}
-    for entry in registry.entries():
+    for entry in planning.entries():
         per_cell = [checker.missing(entry, cell) for cell in entry.cells]
         ready = sum(not needs for needs in per_cell)
         missing = checker.all_missing(entry)
@@ -282,7 +277,7 @@ def describe_entry(name: str) -> CommandResult:
     """The answer of ``reproduce info``: the protocol, the settings and every printed number of an entry."""
     from fedcache.reproduce import metrics, render
 
-    entry = registry.entry(name)
+    entry = planning.entry(name)
     missing = RequirementCheck(Home.from_environment()).all_missing(entry)
     data = render.entry_data(entry)
     data["missing"] = [n.to_dict() for n in missing]
@@ -335,7 +330,7 @@ def run_entry(
     keep_freed_memory()
     with stopped_by_signals(observer.note) as stop:
         report = runner.reproduce(
-            registry.entry(name),
+            planning.entry(name),
             Home.from_environment(),
             options,
             runs=runs,

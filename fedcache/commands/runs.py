@@ -24,7 +24,7 @@ from fedcache.commands.options import (
 )
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.errors import UsageError, shell_word
-from fedcache.parsing import counted
+from fedcache.parsing import Facts, counted
 from fedcache.progress import percent
 from fedcache.report.describe_run import (
     STATES,
@@ -39,8 +39,13 @@ from fedcache.report.describe_run import (
     settings_of,
     state_of,
 )
-from fedcache.report.find_runs import StoredRun, every_run, setting_name
-from fedcache.report.run_groups import HeldOutGroup, mean_over_values
+from fedcache.report.find_runs import (
+    HeldOutGroup,
+    StoredRun,
+    every_run,
+    mean_over_values,
+    setting_name,
+)
 from fedcache.runs.directory import check_tag, tags_of, write_tags
 from fedcache.runs.garbage import partitions_named, plan_removal, remove_runs
 
@@ -83,7 +88,6 @@ def runs_list(
     method: Annotated[
         list[str] | None,
         typer.Option(
-            "--method",
             help="Only runs of these methods, or of a pattern such as fed*.",
             autocompletion=complete_methods,
         ),
@@ -99,14 +103,11 @@ def runs_list(
     ] = None,
     tag: Annotated[
         list[str] | None,
-        typer.Option(
-            "--tag", help="Only runs with one of these tags.", autocompletion=complete_tags
-        ),
+        typer.Option(help="Only runs with one of these tags.", autocompletion=complete_tags),
     ] = None,
     state: Annotated[
         list[str] | None,
         typer.Option(
-            "--state",
             help=f"{' | '.join(STATES)}, comma-separated.",
             autocompletion=complete_words(STATES),
         ),
@@ -153,7 +154,7 @@ def list_answer(
     return CommandResult(data, lines, renderables=shown, listing=True)
 
 
-def _table_of_runs(entries: Sequence[dict[str, Any]]) -> TextTable:
+def _table_of_runs(entries: Sequence[Facts]) -> TextTable:
     """One row for each run. On a terminal, columns in which all runs have the usual value are left out."""
     cells = [_run_cells(entry) for entry in entries]
     columns = list(cells[0])
@@ -165,7 +166,7 @@ def _table_of_runs(entries: Sequence[dict[str, Any]]) -> TextTable:
     return TextTable("", columns, rows, right=("rounds", "seeds", "accuracy %", "model MB"))
 
 
-def _run_cells(entry: dict[str, Any]) -> dict[str, Any]:
+def _run_cells(entry: Facts) -> Facts:
     """The row of a run: name of a column -> cell."""
     partition = entry["partition"]
     held_out = ",".join(entry["hold_out"])
@@ -194,7 +195,7 @@ def _run_cells(entry: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _means(group: HeldOutGroup) -> dict[str, Any]:
+def _means(group: HeldOutGroup) -> Facts:
     """A group of leave-one-out runs as plain JSON values; accuracies are fractions."""
     rows = []
     for name, accuracy in group.accuracies().items():
@@ -305,7 +306,7 @@ def runs_diff(names: RunNames, root: RunsDirectory = None) -> CommandResult:
     digests = [e.digest for e in entries]
     settings = different([settings_of(e) for e in entries])
     figures = different([figures_of(e) for e in entries])
-    data: dict[str, Any] = {"runs": digests}
+    data: Facts = {"runs": digests}
     for kind, rows_of_kind in (("settings", settings), ("figures", figures)):
         data[kind] = {
             k: dict(zip(digests, values, strict=True)) for k, values in rows_of_kind.items()

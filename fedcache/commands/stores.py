@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
+import tomli_w
 import typer
 
 from fedcache.commands.options import OF_FIELDS, REMOTE, Dataset, StorePlace, command, split_list
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
-from fedcache.config import Home
+from fedcache.config import FILE_NAME, Home, read_file
 from fedcache.errors import Exit, FedcacheError, UsageError, unknown
 from fedcache.extract.augment import described
-from fedcache.extract.planning.find_store import need_path, need_store
+from fedcache.extract.planning.find_store import locate_store, need_path, need_store, resolve_path
 from fedcache.extract.planning.plan import quoted
 from fedcache.extract.recipe import IMAGES, held_by, part_read
-from fedcache.parsing import counted, visible
+from fedcache.parsing import Facts, Record, counted, parse_toml, visible
 from fedcache.report.find_runs import gather
 from fedcache.report.store_card import rows_of_splits
 from fedcache.runs.garbage import DEFAULT, KINDS, find_garbage, remove
@@ -31,6 +33,7 @@ from fedcache.runs.privacy_ledger import (
     totals_of_datasets,
 )
 from fedcache.store.join import rows_of_part
+from fedcache.store.lock import write_output
 from fedcache.store.manifest import QUARANTINE, VANISHED, join_command, part_of
 from fedcache.store.store import Store, finished_arrays
 from fedcache.store.verify import VerifyReport
@@ -64,7 +67,7 @@ def ls(
     if privacy:
         return list_privacy(observer)
     home = Home.from_environment()
-    entries: list[dict[str, Any]] = []
+    entries: list[Facts] = []
     rows: list[dict[str, str]] = []
     listed = []
     if dataset is not None:
@@ -197,7 +200,6 @@ Where = Annotated[
     str | None,
     typer.Argument(
         help="A store, its name, or the address of a published store. Default: the only store.",
-        show_default=False,
         autocompletion=OF_FIELDS["store"],
     ),
     REMOTE,
@@ -248,7 +250,7 @@ def inspect(
         covered, listed = rows_of_part(opened)
     bad = [entry for entry in listed if entry["reason"] != VANISHED]
     vanished = len(listed) - len(bad)
-    arrays: list[dict[str, Any]] = []
+    arrays: list[Facts] = []
     for key, info in infos.items():
         arrays.append(
             {
@@ -343,7 +345,7 @@ def _value_counts(groups: Mapping[str, int]) -> str:
     return ", ".join(f"{name} ({counted(count, 'value')})" for name, count in groups.items())
 
 
-def table_of_arrays(arrays: Sequence[Mapping[str, Any]]) -> Any:
+def table_of_arrays(arrays: Sequence[Record]) -> Any:
     """A table of a store's arrays: shape, dtype, preprocessing, weights, and how they were computed."""
     rows = []
     for a in arrays:
@@ -358,7 +360,7 @@ def table_of_arrays(arrays: Sequence[Mapping[str, Any]]) -> Any:
     )
 
 
-def preprocessing_of(recipe: Mapping[str, Any]) -> str:
+def preprocessing_of(recipe: Record) -> str:
     """The preprocessing of a recipe in words; its steps differ for images, texts, sounds and rows."""
     side = recipe.get("size")
     if side is None:  # ingested embeddings: fedcache did no preprocessing
@@ -383,7 +385,7 @@ def preprocessing_of(recipe: Mapping[str, Any]) -> str:
     return words + views_of(recipe)
 
 
-def views_of(recipe: Mapping[str, Any]) -> str:
+def views_of(recipe: Record) -> str:
     """The number of an array's views and their augmentation, as the end of a phrase; "" if there is only the image."""
     # Ingested embeddings have no decoder; fedcache drew no views of them.
     if recipe.get("views", 1) == 1 or "decoder" not in recipe:
@@ -460,7 +462,6 @@ def gc(
     kind: Annotated[
         list[str] | None,
         typer.Option(
-            "--kind",
             help="Kinds of files, comma-separated: leftovers | given-up | old-runs | old-stores | models. "
             "Default: leftovers,given-up.",
         ),
@@ -468,7 +469,6 @@ def gc(
     days: Annotated[
         float,
         typer.Option(
-            "--days",
             min=0.0,
             help="Days without progress after which unfinished work counts as abandoned.",
         ),
@@ -513,3 +513,103 @@ def gc(
     return CommandResult(
         data, [f"{size}. Delete them:  {command}"], renderables=[shown], listing=True
     )
+
+
+# ``fedcache use``: choose the store that commands in a folder use without ``--dataset`` and ``--store``.
+
+SECTION = "train"
+"""The section of fedcache.toml into which ``fedcache use`` writes the store."""
+
+
+@command("use")
+def use(
+    observer: TerminalObserver,
+    store: Annotated[
+        str,
+        typer.Argument(
+            metavar="STORE",
+            help="A store of `fedcache ls`, or the name of its dataset.",
+            autocompletion=OF_FIELDS["store"],
+        ),
+    ],
+) -> CommandResult:
+    """Choose the store that commands in this folder use if --dataset and --store are not given.
+
+    The command writes the name into fedcache.toml of this folder.
+
+    Example: fedcache use digits
+    """
+    home = Home.from_environment()
+    place = resolve_path(home, Path(store), to_read=True)
+    if not (place / "manifest.json").exists():
+        place = need_path(home, dataset=store, observer=observer)
+    opened = Store.open(place)
+    key, name = pin_of(opened, home)
+    file = Path(FILE_NAME)
+    text = ""
+    if file.exists():
+        read_file(file)  # refuses a file that fedcache cannot read
+        text = file.read_text(encoding="utf-8")
+    changed = with_pin(text, key, name)
+    try:
+        is_set = parse_toml(changed).get(SECTION, {}).get(key) == name
+    except ValueError:  # for example a file with the section as an inline table
+        is_set = False
+    if not is_set:
+        line = tomli_w.dumps({key: name}).strip()
+        raise UsageError(
+            f"fedcache cannot write this setting into {FILE_NAME} of this folder.",
+            f"Write {line} below [{SECTION}] yourself.",
+        )
+    write_output(file, changed.encode())
+    line = (
+        f"Commands in this folder now use {opened.path.name}, because {file} has {key} = {name!r}."
+    )
+    data = {"path": str(opened.path), "file": str(file.resolve()), key: name}
+    return CommandResult(data, [line])
+
+
+def pin_of(store: Store, home: Home) -> tuple[str, str]:
+    """The key and value of fedcache.toml for a store.
+
+    This is the name of the dataset if the name finds the store. Else it is the file name of a store in the home, or the
+    path of another store.
+    """
+    slug = str(store.dataset["slug"])
+    with suppress(FedcacheError):
+        found = locate_store(home, dataset=slug)
+        if found is not None and found.resolve() == store.path.resolve():
+            return "dataset", slug
+    if store.path.resolve().parent == home.stores.resolve():
+        return "store", store.path.name
+    return "store", str(store.path.resolve())
+
+
+def with_pin(text: str, key: str, name: str) -> str:
+    """A configuration file with another dataset or store in ``[train]``; every other line stays as it is.
+
+    >>> print(with_pin("[train]\\nstore = 'old'\\nrounds = 3\\n", "dataset", "digits"), end="")
+    [train]
+    dataset = "digits"
+    rounds = 3
+    """
+    line = tomli_w.dumps({key: name}).strip()
+    lines = text.splitlines()
+    header = f"[{SECTION}]"
+    # A comment may follow the header of a section.
+    headers = [one.partition("#")[0].strip() for one in lines]
+    if header not in headers:
+        if lines:
+            lines.append("")
+        return "\n".join([*lines, header, line, ""])
+    start = headers.index(header) + 1
+    end = start
+    while end < len(lines) and not (headers[end].startswith("[") and headers[end].endswith("]")):
+        end += 1
+    other_lines = [one for one in lines[start:end] if not _names_a_store(one)]
+    return "\n".join([*lines[:start], line, *other_lines, *lines[end:], ""])
+
+
+def _names_a_store(line: str) -> bool:
+    key = line.partition("=")[0].strip()
+    return key in ("dataset", "store")

@@ -58,13 +58,13 @@ from fedcache.runs.directory import (
     check_config,
     command_saving,
     has_client_models,
+    is_private,
     reads_embeddings,
 )
 from fedcache.runs.events import OnRound
-from fedcache.runs.result_files import is_private
 from fedcache.runs.run import Run, is_claimed
 from fedcache.runs.score import LEVEL, check_score, score_of, unlike_tests
-from fedcache.runs.trackers.choose import tracking
+from fedcache.runs.trackers import tracking
 
 if TYPE_CHECKING:
     from fedcache.federate.engines.ray.engine import RayEngine
@@ -710,7 +710,6 @@ def grid(
     runs = given["runs"] or home.runs
     check_score(options.score)
     sampling = Sampling(options.sampler, options.trials, options.pruner)
-    from fedcache.grids import search
     from fedcache.grids import train_grid as grids
 
     save_models = options.save_models
@@ -740,7 +739,7 @@ def grid(
         stopped_by_signals(observer.note) as stop,
         tracking(given["track"], home, runs, observer) as hooks,
     ):
-        done = search.train_points(
+        done = grids.train_points(
             request, jobs=options.jobs, engine=cluster, observer=observer, hooks=hooks, stop=stop
         )
     return grid_answer(done, list(sweeps), verbose=given["verbose"])

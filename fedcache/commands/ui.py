@@ -22,7 +22,6 @@ def ui(
     port: Annotated[
         int,
         typer.Option(
-            "--port",
             min=0,
             max=65535,
             help="Port on the loopback address of this machine; 0 takes a free port.",
@@ -33,7 +32,7 @@ def ui(
     ] = False,
     home: Annotated[
         Path | None,
-        typer.Option("--home", help="Fedcache home to show.", show_default="$FEDCACHE_HOME"),
+        typer.Option(help="Fedcache home to show.", show_default="$FEDCACHE_HOME"),
     ] = None,
 ) -> CommandResult:
     """Show stores, runs and grids live in the browser; compare and report runs there (extra ui).

@@ -16,6 +16,7 @@ from typing import Any
 
 from fedcache.errors import InternalError, shell_word, unknown
 from fedcache.federate.partition.partition import SCHEMES
+from fedcache.parsing import Facts, Record
 
 
 @dataclass(frozen=True)
@@ -39,15 +40,15 @@ class GridPreset:
     methods: tuple[str, ...]
     sweep: Mapping[str, tuple[str, ...]]
     notes: tuple[str, ...] = ()
-    train: Mapping[str, Any] = field(default_factory=dict)
-    partition: Mapping[str, Any] = field(default_factory=dict)
+    train: Record = field(default_factory=dict)
+    partition: Record = field(default_factory=dict)
 
     @property
     def points(self) -> int:
         """Number of runs: combinations of methods and swept values. Each run has all seeds."""
         return len(self.methods) * math.prod(map(len, self.sweep.values()))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Facts:
         """Plain JSON values."""
         return {
             **vars(self),
@@ -83,8 +84,8 @@ class GridPreset:
         return tuple(unused)
 
     def merged_with(
-        self, file: Mapping[str, Mapping[str, Any]], schemes: Sequence[str] = ()
-    ) -> dict[str, dict[str, Any]]:
+        self, file: Mapping[str, Record], schemes: Sequence[str] = ()
+    ) -> dict[str, Facts]:
         """The sections of a configuration file merged with those of this grid; values of the file take precedence.
 
         Args:
@@ -104,9 +105,7 @@ class GridPreset:
         return merged
 
 
-def _merged_section(
-    mine: Mapping[str, Any], theirs: Mapping[str, Any], table: str
-) -> dict[str, Any]:
+def _merged_section(mine: Record, theirs: Record, table: str) -> Facts:
     """Two sections as one: ``theirs`` takes precedence for each key, also for the keys of the nested ``table``."""
     merged = {**mine, **theirs}
     merged.pop(table, None)
@@ -116,7 +115,7 @@ def _merged_section(
     return merged
 
 
-def scheme_of_file(file: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
+def scheme_of_file(file: Mapping[str, Record]) -> tuple[str, ...]:
     """The partition scheme that a configuration file names, if it does."""
     scheme = file.get("partition", {}).get("scheme")
     if scheme is None:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.trust.accounting import Spent, counted_share, epsilons
 from fedcache.notebooks import data_frame, html_table, percent
-from fedcache.parsing import counted
+from fedcache.parsing import Facts, Record, counted
 from fedcache.runs.run import Run, spread, values_of
 from fedcache.runs.score import (
     BY_VALIDATION,
@@ -43,7 +43,7 @@ class Point:
     sweep: dict[str, str]
     run: Run
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Facts:
         """Plain JSON values: the point and its run."""
         return {"method": self.method, "sweep": self.sweep, **self.run.to_dict()}
 
@@ -145,7 +145,7 @@ class Spending:
 
     dataset: str
     partitions: tuple[str, ...]
-    cost: Mapping[str, Any]
+    cost: Record
 
     @property
     def kind(self) -> tuple[str, bool]:
@@ -153,7 +153,7 @@ class Spending:
         return self.dataset, bool(self.cost["simulation"])
 
     @classmethod
-    def of_result(cls, result: Mapping[str, Any]) -> Spending | None:
+    def of_result(cls, result: Record) -> Spending | None:
         """The cost of a stored run; None for a run without noise."""
         cost = result.get("trust", {}).get("privacy")
         if cost is None or not cost["noise"]:
@@ -190,7 +190,7 @@ class Grid:
     failed: list[LostPoint] = field(default_factory=list)
     retrained: list[Point] = field(default_factory=list)
     pruned: list[PrunedPoint] = field(default_factory=list)
-    search: dict[str, Any] | None = None
+    search: Facts | None = None
     score: str | None = None
     without_result: list[Spending] = field(default_factory=list)
 
@@ -368,7 +368,7 @@ class Grid:
 
         return sorted(rows.values(), key=order)
 
-    def privacy(self) -> list[dict[str, Any]]:
+    def privacy(self) -> list[Facts]:
         """The composed privacy cost of this grid, for each dataset; [] without noise.
 
         It covers every release about the dataset: all points, pruned and failed ones included, all their seeds, and the
@@ -408,7 +408,7 @@ class Grid:
             made.append({**facts, **epsilons(spent, delta)})
         return made
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Facts:
         """The ``data`` of the envelope."""
         best = self.best()
         chosen = {
@@ -452,7 +452,7 @@ class Grid:
         """
         results = [p.run.result for p in self.points]
         exact = [result["traffic"]["exact"] for result in results]
-        columns: dict[str, Any] = {"method": [p.method for p in self.points]}
+        columns: Facts = {"method": [p.method for p in self.points]}
         for key in self._swept():
             columns[key] = values_of([p.sweep.get(key) for p in self.points])
         if self.by_validation:
@@ -509,7 +509,7 @@ class Grid:
         return html_table(repr(self), heads, rows)
 
 
-def without_effect(points: Sequence[tuple[str, Mapping[str, str], Mapping[str, Any]]]) -> list[str]:
+def without_effect(points: Sequence[tuple[str, Mapping[str, str], Record]]) -> list[str]:
     """Swept keys without effect: points that differ only in such a key have equal figures.
 
     Args:
@@ -530,7 +530,7 @@ def without_effect(points: Sequence[tuple[str, Mapping[str, str], Mapping[str, A
     return keys
 
 
-def _figures(result: Mapping[str, Any]) -> list[Any]:
+def _figures(result: Record) -> list[Any]:
     """The parts of a result that are compared."""
     parts = ("accuracy", "macro_f1", "confusion", "traffic", "diagnostics", "partition")
     return [result.get(part) for part in parts]

@@ -28,6 +28,7 @@ from fedcache.federate.partition.scheme import Streams, make_pool
 from fedcache.models.calibrate import temperature_of
 from fedcache.models.predictor import Predictor, check_temperature
 from fedcache.models.saved_model import ModelFacts, SavedModel, collect, in_double
+from fedcache.parsing import Record
 from fedcache.process import usual_torch_state
 
 Labels = NDArray[Any]
@@ -84,12 +85,12 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def __init__(
         self,
         method: str | Method = "fed3r",
-        settings: Mapping[str, Any] | None = None,
+        settings: Record | None = None,
         rounds: int | None = None,
         participation: int | float | None = None,
         clients: int | None = None,
         scheme: str = "iid",
-        scheme_options: Mapping[str, Any] | None = None,
+        scheme_options: Record | None = None,
         preset: str = PRESETS[0],
         temperature: float | None = None,
         dtype: str = "float32",

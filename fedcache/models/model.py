@@ -20,10 +20,10 @@ from fedcache.extract.embed_images import (
     texts_in_memory,
 )
 from fedcache.extract.recipe import TEXTS
-from fedcache.models.predictor import Predictor
+from fedcache.models.predictor import Predictor, named_predictions, predict_images, reads_of_model
 from fedcache.models.saved_model import AS_BYTES, SavedModel, type_of
-from fedcache.models.sources import named_predictions, predict_images, reads_of_model
 from fedcache.notebooks import html_facts
+from fedcache.parsing import Facts
 from fedcache.process import Stop, usual_torch_state
 from fedcache.progress import Observer, Silent
 from fedcache.tables.words import some_names
@@ -51,7 +51,7 @@ class Model:
     home: Home
     observer: Observer = field(default_factory=Silent)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> Facts:
         """The pickled state, with a silent observer."""
         return {**self.__dict__, "observer": Silent()}
 
@@ -202,7 +202,7 @@ class Model:
             )
         return parts
 
-    def _facts(self) -> dict[str, Any]:
+    def _facts(self) -> Facts:
         members = self.predictor.members
         f = members[0].facts
         return {

@@ -24,12 +24,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedcache.config import ADAPTATIONS, CLIENT_PRIORS, DATASET, option
 from fedcache.errors import (
     CorruptionError,
     FedcacheError,
+    FederatedRunError,
     StoreError,
     UsageError,
     closest,
@@ -45,18 +47,129 @@ from fedcache.federate.engine.client_data import (
     Data,
     FrozenEncoders,
     Scaling,
+    cut_out,
     prepare_features,
+    stack_clients,
 )
-from fedcache.federate.engine.context import SERVER, ClientRng, Ctx, RunConstants
-from fedcache.federate.engine.method import ClientOverrides, Method
-from fedcache.federate.engine.outcome import DeployedModel, TrainingOutput, no_training_rows
+from fedcache.federate.engine.context import SERVER, ClientRng, Ctx, RunConstants, check_views
+from fedcache.federate.engine.local_training import batch_sizes
+from fedcache.federate.engine.method import ClientOverrides, Method, keep_down, less_training_state
+from fedcache.federate.engine.outcome import (
+    DeployedModel,
+    TrainingOutput,
+    missing_rows,
+    no_training_rows,
+)
 from fedcache.federate.methods import METHODS, NAMES, find_method
+from fedcache.federate.trust.update_validation import all_bounded
 from fedcache.heads.linear import Tree
-from fedcache.models.client_stacks import PREFIX, ClientStacks, ClientTensors, of_format_1
 from fedcache.optional import reason
+from fedcache.parsing import Facts, Record
 from fedcache.store.files import explain_disk_errors, is_sealed, read_sealed, sealed_bytes
 from fedcache.store.lock import need_folder, write_output
 from fedcache.tables.words import some_names
+
+# Stacks of clients' models: tensors of equal shape are stored as one tensor with a row for each client.
+#
+#     clients/GROUP/number      [K] int64, the clients of a group, in the order in which they were added
+#     clients/GROUP/down/NAME   [K, ...] tensors of clients' models that replace the server's tensor of that name
+#     clients/GROUP/own/NAME    [K, ...] tensors that only clients' models have
+#
+# A group consists of all clients whose tensors have the same names, dtypes and shapes. Most methods have one group;
+# if a client's model holds its training rows, there is one group for each number of rows. Files of format 1 had
+# separate tensors for every client, ``client/NUMBER/own/NAME``. Reading one tensor takes 50 us, so 100,000 clients
+# took 10 s.
+
+PREFIX = "clients/"
+
+
+class ClientTensors:
+    """Builder of the stacks; clients are added one after another."""
+
+    def __init__(self) -> None:
+        # Outline (names, dtypes and shapes) -> the numbers of the clients that have it, and their tensors by name.
+        self._groups: dict[tuple[Any, ...], tuple[list[int], dict[str, list[Tensor]]]] = {}
+
+    def add(self, number: int, tree: Tree) -> None:
+        """Add the tensors of a client, ``down/NAME`` and ``own/NAME``; the caller must not change them later."""
+        outline = tuple((name, t.dtype, tuple(t.shape)) for name, t in sorted(tree.items()))
+        if outline not in self._groups:
+            self._groups[outline] = ([], {name: [] for name in sorted(tree)})
+        numbers, rows = self._groups[outline]
+        numbers.append(number)
+        for name, t in tree.items():
+            rows[name].append(t)
+
+    def stacked(self) -> Tree:
+        """All stacks by their names in a file. The builder is empty afterwards."""
+        out = {}
+        for group, (numbers, rows) in enumerate(self._groups.values()):
+            out[f"{PREFIX}{group}/number"] = torch.tensor(numbers)
+            # Rows are freed after each stack, so at most the tensors of one name are in memory twice.
+            while rows:
+                name, each = rows.popitem()
+                out[f"{PREFIX}{group}/{name}"] = torch.stack(each)
+        self._groups.clear()
+        return out
+
+
+def of_format_1(tensors: Mapping[str, Tensor]) -> Tree:
+    """The tensors of a file of format 1 under the names of format 2; the values are equal."""
+    clients: dict[int, Tree] = {}
+    out = {}
+    for name, t in tensors.items():
+        if name.startswith("client/"):
+            _, client, last = name.split("/", 2)
+            clients.setdefault(int(client), {})[last] = t
+        else:
+            out[name] = t
+    rows = ClientTensors()
+    for number in sorted(clients):
+        rows.add(number, clients[number])
+    return out | rows.stacked()
+
+
+@dataclass(frozen=True)
+class ClientStacks:
+    """Stacks of a file, read client by client."""
+
+    groups: dict[str, Tree]  # group -> ``down/NAME`` and ``own/NAME`` [K, ...]
+    places: dict[int, tuple[str, int]]  # client's number -> its group and row
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> ClientStacks:
+        """The stacks among the tensors of a file."""
+        groups: dict[str, Tree] = {}
+        places: dict[int, tuple[str, int]] = {}
+        for name, t in tensors.items():
+            if not name.startswith(PREFIX):
+                continue
+            _, group, last = name.split("/", 2)
+            if last == "number":
+                places |= {number: (group, row) for row, number in enumerate(t.tolist())}
+            else:
+                groups.setdefault(group, {})[last] = t
+        return cls(groups, places)
+
+    def group_of(self, number: int | None) -> str:
+        """The group of a client; "" for a client that is in no group."""
+        if number not in self.places:
+            return ""
+        return self.places[number][0]
+
+    def tree(self, number: int | None, part: str) -> Tree:
+        """Copies of a client's tensors in ``part`` (``down`` or ``own``), by name; {} for a client in no group."""
+        if number not in self.places:
+            return {}
+        group, row = self.places[number]
+        copies = {}
+        for name, t in self.groups.get(group, {}).items():
+            folder, _, last = name.partition("/")
+            if folder == part:
+                # A copy is aligned in memory. A row is not, and alignment can change the order of torch's sums.
+                copies[last] = t[row].clone()
+        return copies
+
 
 # Checks of a model file: every fact by its type and range, then facts and tensors against one
 # another.
@@ -194,7 +307,7 @@ FACTS: Mapping[str, FactKind] = {
 }
 """Every fact of a model file -> its allowed values."""
 
-LATER: Mapping[str, Any] = {
+LATER: Record = {
     "names": (),
     "template": None,
     "encoder": None,
@@ -205,7 +318,7 @@ LATER: Mapping[str, Any] = {
 """Facts that files of earlier releases may lack -> the value that fedcache uses instead."""
 
 
-def check_facts(facts: Mapping[str, Any]) -> None:
+def check_facts(facts: Record) -> None:
     """Refuse facts of wrong types and ranges, and facts that contradict one another. Raises StoreError."""
     known = {**LATER, **facts}
     for name, kind in FACTS.items():
@@ -234,7 +347,7 @@ def check_facts(facts: Mapping[str, Any]) -> None:
     _check_clients(known)
 
 
-def _check_recipe(key: str, recipe: Mapping[str, Any]) -> None:
+def _check_recipe(key: str, recipe: Record) -> None:
     """Refuse a recipe with unknown fields or values, and a recipe that does not give the key of its array."""
     name = recipe.get("backbone", "")
     if not WORD.allows(name):
@@ -257,7 +370,7 @@ def _check_recipe(key: str, recipe: Mapping[str, Any]) -> None:
         raise refused(f"its recipe is not valid for {_shown(parsed.backbone)} ({why})") from error
 
 
-def _check_computed(how: Mapping[str, Any]) -> None:
+def _check_computed(how: Record) -> None:
     kinds = {"device": WORD, "dtype": one_of(*COMPUTE_DTYPES), "batch": whole(1, WIDEST)}
     for name, kind in kinds.items():
         if name in how and not kind.allows(how[name]):
@@ -265,7 +378,7 @@ def _check_computed(how: Mapping[str, Any]) -> None:
             raise refused(f"{name} of its features is {shown}, expected {kind.words}")
 
 
-def _check_encoder(known: Mapping[str, Any]) -> None:
+def _check_encoder(known: Record) -> None:
     encoder = known["encoder"]
     template = known["template"]
     recipes = known["recipes"]
@@ -285,7 +398,7 @@ def _check_encoder(known: Mapping[str, Any]) -> None:
         )
 
 
-def _check_clients(known: Mapping[str, Any]) -> None:
+def _check_clients(known: Record) -> None:
     saved = known["saved"]
     clients = known["clients"]
     if saved and known["protocol"] == "global":
@@ -425,13 +538,13 @@ class ModelFacts:
     dataset: str  # name of the training dataset
     method: str
     code: str  # digest of the code of the method
-    hp: Mapping[str, Any]  # resolved hyperparameters
+    hp: Record  # resolved hyperparameters
     protocol: str  # global | personalised | everywhere
     rounds: int  # that were trained
     dtype: str  # float32 | float64
     classes: tuple[str, ...]  # names, in the order of scores
     keys: tuple[str, ...]  # of the arrays in the store, in the order in which they are concatenated
-    recipes: tuple[Mapping[str, Any], ...]  # of these arrays
+    recipes: tuple[Record, ...]  # of these arrays
     widths: tuple[int, ...]  # number of features of each array
     views: int  # stored views per row
     feat_post: str  # transformation of the features before the method reads them
@@ -444,7 +557,7 @@ class ModelFacts:
     # Number of a client -> columns and hyperparameters in which it differs from the others.
     overrides: Mapping[int, ClientOverrides] = field(default_factory=dict)
     # Device, dtype and batch that computed each array, {} for ingested arrays; () if unknown.
-    computed: tuple[Mapping[str, Any], ...] = ()
+    computed: tuple[Record, ...] = ()
     # Scores are divided by it before the softmax; fitted at the end of training (``models.calibrate``), or None.
     temperature: float | None = None
 
@@ -454,7 +567,7 @@ class ModelFacts:
         return sum(self.widths)
 
     @property
-    def inputs(self) -> tuple[tuple[str, Mapping[str, Any]], ...]:
+    def inputs(self) -> tuple[tuple[str, Record], ...]:
         """Key and recipe of each array that a prediction reads; for a model of images only the images."""
         every = tuple(zip(self.keys, self._known_recipes, strict=True))
         if self.image is None:
@@ -462,7 +575,7 @@ class ModelFacts:
         return every[-1:]
 
     @property
-    def inputs_computed(self) -> tuple[Mapping[str, Any], ...]:
+    def inputs_computed(self) -> tuple[Record, ...]:
         """Device, dtype and batch that computed each of ``inputs``; {} if unknown."""
         known = self.computed or ({},) * len(self.keys)
         if self.image is None:
@@ -475,7 +588,7 @@ class ModelFacts:
         return self.protocol != "global"
 
     @property
-    def _known_recipes(self) -> tuple[Mapping[str, Any], ...]:
+    def _known_recipes(self) -> tuple[Record, ...]:
         """A recipe for each key; {} if unknown."""
         return self.recipes or ({},) * len(self.keys)
 
@@ -485,14 +598,14 @@ class ModelFacts:
         pairs = zip(self._known_recipes, self.keys, strict=True)
         return tuple(str(recipe.get("backbone", key)) for recipe, key in pairs)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Facts:
         """Plain JSON values."""
         plain = {f.name: getattr(self, f.name) for f in fields(self)}
         overrides = {str(number): asdict(own) for number, own in self.overrides.items()}
         return {**plain, "format": FORMAT, "overrides": overrides}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> ModelFacts:
+    def from_dict(cls, data: Record) -> ModelFacts:
         """The inverse of ``to_dict``. Raises StoreError for another format, and for impossible facts."""
         if not isinstance(data, Mapping):
             raise refused("its metadata is not an object")
@@ -525,7 +638,7 @@ def check_place(path: Path) -> None:
     need_folder(path)
 
 
-def computed_as(how: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+def computed_as(how: Sequence[Record]) -> tuple[Record, ...]:
     """The value of ``ModelFacts.computed`` for arrays whose computation has these records."""
     computed = []
     for record in how:
@@ -839,7 +952,7 @@ def _finite(features: np.ndarray) -> np.ndarray:
     return features
 
 
-def check_settings(method: Method, hp: Mapping[str, Any], protocol: str) -> None:
+def check_settings(method: Method, hp: Record, protocol: str) -> None:
     """Refuse illegal hyperparameters, and a protocol that does not follow from them. Raises StoreError."""
     for h in method.hparams:
         if h.name not in hp:
@@ -1295,3 +1408,162 @@ class ExportOptions:
     force: bool = option(
         False, "Overwrite an existing file; other files of a folder are kept.", RESULT
     )
+
+
+# Personalisation: a model for a client that took no part in the training.
+#
+# A new client receives the broadcast that the server sent after the last round. It then runs the steps of every
+# client: ``enter``, then ``fit`` for as many rounds as the run had, with the run's hyperparameters and the draws of a
+# client of that name. Its uploads are discarded. Some methods need no training, because their personal part is a
+# function of the broadcast and the client's rows (steps of adaptation, a cache, its own ridge regression). For these,
+# and for methods without a broadcast, personalising a client of the run from its own rows gives exactly its model in
+# the run.
+
+
+@dataclass(frozen=True)
+class NewClient:
+    """A client that took no part in the training."""
+
+    name: str
+    x: Tensor  # [N, V, D] features as the model reads them, or images uint8 [N, 1, H W 3]
+    label: Tensor  # int64 [N], index of the model's class; -1 if unknown
+    train: NDArray[np.int64]  # training rows; labelled if the method reads labels
+
+
+def settled(model: SavedModel, method: Method, settings: Record) -> Facts:
+    """The hyperparameters of the new client: those of the run, replaced by ``settings`` (words or typed values).
+
+    Raises UsageError for a method that has no personal part under these hyperparameters, or learns from test rows; and
+    as ``Method.hparam``.
+    """
+    facts = model.facts
+    hp = dict(facts.hp)
+    for name, value in settings.items():
+        hp[name] = method.hparam(name).parse(value)
+    if "global" in (facts.protocol, method.protocol(hp)):
+        why = " with these settings."
+        if not facts.personal:
+            why = (
+                ", because it trained one global model. A new client can use this model unchanged."
+            )
+        raise UsageError(
+            f"{facts.method} has no personal part{why}", "fedcache predict RUN --store SHARD"
+        )
+    if method.reads_test(hp):
+        raise UsageError(
+            f"The models of {facts.method} adapt to labelled test rows, but a new client has no such rows.",
+            "--set adapt_on=train",
+        )
+    return hp
+
+
+def trains(method: Method) -> bool:
+    """Whether the personal part is trained round by round. Otherwise the broadcast and the rows determine it."""
+    return method.personal_part is less_training_state
+
+
+def personalise(
+    model: SavedModel,
+    client: NewClient,
+    *,
+    settings: Record | None = None,
+    rounds: int | None = None,
+    encoders: FrozenEncoders | None = None,
+    device: str = "cpu",
+    each_round: Callable[[], None] = lambda: None,
+) -> SavedModel:
+    """A model with the personal part of only ``client``.
+
+    Raises UsageError as ``settled``, for a method that needs other clients' rows, and for settings that do not fit the
+    broadcast of the run's server; StoreError for a client without rows and a model that lacks tensors of the broadcast;
+    FederatedRunError for training that diverges.
+
+    Args:
+        model: of a run of a personalised method.
+        client: the new client. With the name of a client of the run it gets the draws of that client.
+        settings: hyperparameters that replace those of the run.
+        rounds: of local training, each with the run's number of epochs; None for as many as the run had.
+        encoders: live encoders, for a model that runs some.
+        device: of the computation.
+        each_round: called before every round; an exception that it raises ends the training.
+    """
+    facts = model.facts
+    method = model.find_method()
+    hp = settled(model, method, settings or {})
+    n = len(client.train)
+    if not n:
+        raise StoreError(
+            f"{client.name} has no labelled training rows.",
+            "Give a store with labelled training rows.",
+        )
+    if trains(method) and method.gradient and "batch" in hp:
+        batch = int(hp["batch"])
+        # A client with more rows than two batches is checked as if it had two: more rows give no fewer batches.
+        if not batch_sizes(min(n, 2 * batch), hp):
+            raise StoreError(
+                f"{client.name} has {n} rows, too few for one batch of {batch}.", "--set batch=1"
+            )
+    # A new client has the number after the last one. Columns and settings of single clients of the run do not apply.
+    number = facts.saved.get(client.name, facts.clients)
+    base = replace(model, facts=replace(facts, hp=hp, overrides={}))
+    ctx = base.context((client.name, number), encoders=encoders, device=device)
+    ctx = replace(ctx, env=replace(ctx.env, views=client.x.shape[1]))
+    check_views(hp, ctx.env.views)
+    down = {k: t.to(device) for k, t in model.tree("server/").items()}
+    label = None
+    if "labels" in method.reads(hp):
+        label = client.label.to(device)
+    x = client.x.to(device)
+    # ``data`` holds copies of the training rows; ``seen`` refers to the same rows in ``x``, as in the scores of a run.
+    (data,) = cut_out(x, label, [client.train])
+    seen = stack_clients(x, label, [client.train], 0)
+    if rounds is None:
+        rounds = facts.rounds
+    if not trains(method):
+        rounds = 0
+    try:
+        state = method.enter(down, data, ctx)
+        for number_of_round in range(rounds):
+            each_round()
+            state, _ = method.fit(down, state, data, at_round(ctx, number_of_round))
+        deployed = down
+        if method.deploy is not keep_down:
+            # A probe would be trained on the labelled rows of all clients.
+            absent = missing_rows(
+                f"The classifier of {method.name} is a probe that is trained on the labelled rows of all clients. "
+                "These rows are not available here.",
+                "Train again with the new client as one of the clients.",
+            )
+            deployed = method.deploy(down, state, absent, ctx)
+        with torch.no_grad():
+            part = method.personal_part(deployed, state, seen, ctx)
+    except KeyError as error:
+        raise StoreError(
+            f"{method.name} needs {error} to make a personal model, but the run did not store it.",
+            "Train the run again with --fresh and this version of fedcache.",
+        ) from error
+    except RuntimeError as error:
+        if not settings:
+            raise
+        words = ", ".join(f"{k}={v}" for k, v in settings.items())
+        raise UsageError(
+            f"{words} does not fit what the server of the run sends to clients: {error}",
+            "Leave --set out.",
+        ) from error
+    personal = DeployedModel(method, deployed, part, no_training_rows(method.name), ctx)
+    tensors = owned(client_tensors(personal, down))
+    floats = {k: t for k, t in tensors.items() if t.is_floating_point()}
+    if not all_bounded(floats):
+        raise FederatedRunError(
+            f"The training of {client.name} diverged.", "Try a smaller learning rate: --set lr=0.01"
+        )
+    shared = {k: t for k, t in model.tensors.items() if not k.startswith(PREFIX)}
+    stacks = ClientTensors()
+    stacks.add(number, tensors)
+    new_facts = replace(base.facts, saved={client.name: number})
+    return SavedModel(new_facts, {**shared, **stacks.stacked()})
+
+
+def at_round(ctx: Ctx, number: int) -> Ctx:
+    """The context of round ``number``, counted from 0, with the draws of that round."""
+    return replace(ctx, round=number, rng=replace(ctx.rng, round=number))

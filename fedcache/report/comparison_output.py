@@ -18,10 +18,19 @@ from typing import Any
 from fedcache.errors import UsageError
 from fedcache.parsing import visible
 from fedcache.progress import percent
-from fedcache.report.comparison import ROW_TESTS, SCORE_WORDS, Comparison, Treatment, compact
+from fedcache.report.comparison import (
+    ROW_TESTS,
+    SCORE_WORDS,
+    Comparison,
+    Interval,
+    Ranking,
+    Treatment,
+    compact,
+    constant,
+    interval_words,
+)
 from fedcache.report.drawing import short, write_drawing
-from fedcache.report.run_groups import HELD_OUT
-from fedcache.report.statistics import Interval, Ranking, constant, interval_words
+from fedcache.report.find_runs import HELD_OUT
 
 TEST_NAMES = {"wilcoxon": "Wilcoxon's signed-rank test", "ttest": "t-test"}
 DAGGER = "†"

@@ -12,20 +12,31 @@ from typing import Any
 
 from fedcache.config import TrainConfig
 from fedcache.errors import Exit, FedcacheError, UsageError, unknown
+from fedcache.parsing import Facts, Record
 from fedcache.report.find_runs import (
     Gathered,
+    HeldOutGroup,
     LeftOut,
     Result,
     StoredRun,
     every_run,
+    held_out_groups,
     labels,
+    merge_seeds,
     setting_name,
     value_words,
 )
-from fedcache.report.run_groups import HeldOutGroup, held_out_groups, merge_seeds
 from fedcache.report.verdict import drawn_clients
-from fedcache.runs.directory import PLACES, bytes_of_models, is_running, tags_of, train_table
-from fedcache.runs.identity import usual_preset, usual_run, usual_settings
+from fedcache.runs.directory import (
+    PLACES,
+    bytes_of_models,
+    is_running,
+    tags_of,
+    train_table,
+    usual_preset,
+    usual_run,
+    usual_settings,
+)
 from fedcache.runs.score import SCORES, values_held_out
 
 FINISHED = "finished"
@@ -51,7 +62,7 @@ class RunFilter:
             if state not in STATES:
                 raise unknown("--state", state, STATES)
 
-    def takes(self, entry: Mapping[str, Any]) -> bool:
+    def takes(self, entry: Record) -> bool:
         """Whether the filter keeps an entry of ``entry_of``."""
         if self.tags and not {*self.tags} & {*entry["tags"]}:
             return False
@@ -71,7 +82,7 @@ class RunsListed:
         tags_lost: for every damaged tags.json, what is wrong and what to do.
     """
 
-    entries: list[dict[str, Any]]
+    entries: list[Facts]
     problems: list[LeftOut]
     groups: list[HeldOutGroup]
     tags_lost: list[str]
@@ -124,7 +135,7 @@ def state_of(one: StoredRun | LeftOut) -> str:
     return UNFINISHED
 
 
-def entry_of(one: StoredRun | LeftOut) -> dict[str, Any]:
+def entry_of(one: StoredRun | LeftOut) -> Facts:
     """A run in a list, as plain JSON values."""
     common = {
         "name": one.path.name,
@@ -266,7 +277,7 @@ def settings_of(entry: StoredRun) -> dict[str, str]:
     return made
 
 
-def different(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+def different(runs: Sequence[Record]) -> dict[str, list[Any]]:
     """Entries that differ between mappings: name -> the value in each mapping, None where it is missing."""
     found = {}
     for name in dict.fromkeys(itertools.chain(*runs)):

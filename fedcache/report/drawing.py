@@ -21,36 +21,35 @@ from xml.etree import ElementTree
 
 from fedcache.errors import UsageError, closest
 from fedcache.optional import needed_library
-from fedcache.parsing import visible
+from fedcache.parsing import Facts, visible
 from fedcache.store.lock import need_folder, write_output
 
 SVG = "http://www.w3.org/2000/svg"
 XLINK = "http://www.w3.org/1999/xlink"
-INK = "#0f0001"
-MUTED = "#0f0002"
-LINE = "#0f0003"
-PAPER = "#0f0004"
-SERIES = tuple(f"#0f00{10 + i}" for i in range(10))
-_LIGHT = (
-    "#2563eb",
-    "#d9480f",
-    "#0f8a5f",
-    "#a21caf",
-    "#b58900",
-    "#0e7490",
-    "#be123c",
-    "#4d7c0f",
-    "#6d4aff",
-    "#6b7280",
-)
-NAMES = {
-    INK: "var(--ink, #1b1f24)",
-    MUTED: "var(--muted, #59636e)",
-    LINE: "var(--line, #d8dee4)",
-    PAPER: "var(--paper, #ffffff)",
-    **{colour: f"var(--s{i}, {_LIGHT[i]})" for i, colour in enumerate(SERIES)},
+_LIGHT = {
+    "s0": "#2563eb",
+    "s1": "#d9480f",
+    "s2": "#0f8a5f",
+    "s3": "#a21caf",
+    "s4": "#b58900",
+    "s5": "#0e7490",
+    "s6": "#be123c",
+    "s7": "#4d7c0f",
+    "s8": "#6d4aff",
+    "s9": "#6b7280",
+    "ink": "#1b1f24",
+    "muted": "#59636e",
+    "line": "#d8dee4",
+    "paper": "#ffffff",
 }
+"""CSS variable -> its colour in the light theme. Matplotlib knows the n-th of them as ``Cn``."""
+NAMES = {f"#0f00{10 + i}": f"var(--{name}, {_LIGHT[name]})" for i, name in enumerate(_LIGHT)}
 """Placeholder colour -> CSS variable with its fallback, the colour of the light theme."""
+SERIES = tuple(f"C{i}" for i in range(10))
+INK = "C10"
+MUTED = "C11"
+LINE = "C12"
+PAPER = "C13"
 WIDTH = 4.8
 HEIGHT = 3.4
 """Inches of a drawing, with 72 units each. A phone of 390 px shows it 350 px wide, so a unit is at least 1 px."""
@@ -72,7 +71,7 @@ Draw = Callable[[Any, Marks], None]
 
 _ALONE = threading.RLock()
 """Lock with which one figure is drawn at a time, because all threads share matplotlib's settings."""
-_STYLE: dict[str, Any] = {
+_STYLE: Facts = {
     "text.parse_math": False,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -82,7 +81,7 @@ _STYLE: dict[str, Any] = {
     "axes.formatter.use_mathtext": False,
 }
 """Settings of matplotlib for a report's figures, on its page and in files."""
-_WITHOUT_DATE: dict[str, dict[str, Any]] = {
+_WITHOUT_DATE: dict[str, Facts] = {
     "png": {},
     "svg": {"Date": None},
     "pdf": {"CreationDate": None},
@@ -157,7 +156,7 @@ def draw(plot: Plot) -> str:
         "legend.fontsize": LETTERS,
         "legend.title_fontsize": LETTERS,
         "figure.facecolor": "none",
-        "axes.prop_cycle": cycler(color=SERIES),
+        "axes.prop_cycle": cycler(color=NAMES),
         "savefig.facecolor": "none",
         "xtick.major.size": 0,
         "ytick.major.size": 0,
@@ -220,7 +219,7 @@ def _themed(raw: bytes, marked: Marked, plot: Plot) -> str:
 
 def _style(value: str, ident: str) -> str:
     value = value.replace("url(#", f"url(#{ident}-")
-    value = re.sub(r"#0f00[01]\d", lambda m: NAMES.get(m[0], m[0]), value)
+    value = re.sub(r"#0f00[12]\d", lambda m: NAMES.get(m[0], m[0]), value)
     # Only the size of a font is kept: the page chooses the font.
     return re.sub(r"font: (\S+) [^;]*", r"font-size: \1", value)
 
@@ -441,6 +440,8 @@ def write_plot(path: Path, made: Plot, columns: int) -> None:
     Raises:
         FedcacheError: as ``check_file``.
     """
+    from cycler import cycler
+
     fill = made.fill
     width = COLUMNS[columns]
     ink = "#1b1f24"
@@ -449,6 +450,7 @@ def write_plot(path: Path, made: Plot, columns: int) -> None:
     # Type 42 embeds the font, so that text in a PDF stays text; in an SVG letters become outlines.
     style = {
         **_STYLE,
+        "axes.prop_cycle": cycler(color=_LIGHT.values()),
         "font.size": _POINTS,
         "legend.fontsize": _POINTS,
         "legend.title_fontsize": _POINTS,
@@ -473,48 +475,7 @@ def write_plot(path: Path, made: Plot, columns: int) -> None:
     if columns != 1:
         height *= 1.2
 
-    def draw_in_colours(axes: Any) -> None:
-        fill(axes, lambda *_: None)
-        _recolour(axes.figure)
-
-    write_drawing(path, (width, height), draw_in_colours, style)
-
-
-def _recolour(figure: Any) -> None:
-    """Replace the placeholder colours of ``NAMES`` by those of the light theme."""
-    from matplotlib.colors import to_hex, to_rgba
-
-    shown = {name: value.rpartition(", ")[2].rstrip(")") for name, value in NAMES.items()}
-
-    def light(colour: Any) -> Any:
-        """The colour of the light theme, with the same opacity."""
-        known = shown.get(to_hex(colour))
-        if known is None:
-            return colour
-        return to_rgba(known, to_rgba(colour)[3])
-
-    artists = figure.findobj()
-    # Boxes behind texts are not found by findobj.
-    boxes = []
-    for artist in artists:
-        if hasattr(artist, "get_bbox_patch"):
-            box = artist.get_bbox_patch()
-            if box is not None:
-                boxes.append(box)
-    for artist in [*artists, *boxes]:
-        for part in ("color", "facecolor", "edgecolor", "markerfacecolor", "markeredgecolor"):
-            get = getattr(artist, f"get_{part}", None)
-            put = getattr(artist, f"set_{part}", None)
-            if get is None or put is None:
-                continue
-            colour = get()
-            if isinstance(colour, str) and colour.lower() in ("none", "auto"):
-                continue
-            # A collection has an array of colours, one for each of its marks.
-            if getattr(colour, "ndim", 1) == 2:
-                put([light(c) for c in colour])
-            else:
-                put(light(colour))
+    write_drawing(path, (width, height), lambda axes: fill(axes, lambda *_: None), style)
 
 
 def bars(

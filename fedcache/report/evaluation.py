@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import numpy as np
 from fedcache.errors import FedcacheError, UsageError, unknown
 from fedcache.extract.planning.find_images import ImagePlaces
 from fedcache.models.evaluate import BINS, RightRows, RunEvaluation
-from fedcache.parsing import counted, sheet_cell
+from fedcache.parsing import Facts, counted, finite, sheet_cell
 from fedcache.progress import Observer, Silent, percent
 from fedcache.report.drawing import (
     MUTED,
@@ -111,24 +110,13 @@ def write_evaluations(
     check_out(path)
     kind = path.suffix.lower()
     if kind == ".json":
-        values = [_plain(e.to_dict()) for e in evaluations]
+        values = [finite(e.to_dict()) for e in evaluations]
         raw = json.dumps(values, ensure_ascii=False, indent=1)
     elif kind == ".csv":
         raw = _table(evaluations)
     else:
         raw = evaluation_page(evaluations, images, observer or Silent())
     write_output(path, raw.encode())
-
-
-def _plain(value: Any) -> Any:
-    """The value with None for infinity and NaN, which JSON does not have."""
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
 
 
 def _table(evaluations: Sequence[RunEvaluation]) -> str:
@@ -145,7 +133,7 @@ def _table(evaluations: Sequence[RunEvaluation]) -> str:
     return out.getvalue()
 
 
-def _lines(e: RunEvaluation) -> Iterator[dict[str, Any]]:
+def _lines(e: RunEvaluation) -> Iterator[Facts]:
     """The lines of the table for one evaluation, without the columns that name the run; missing cells stay empty."""
     m = e.measures
     best = None
@@ -196,7 +184,7 @@ def _lines(e: RunEvaluation) -> Iterator[dict[str, Any]]:
         yield {"scope": "client", "name": name, "accuracy": accuracy}
 
 
-def _right(found: RightRows) -> dict[str, Any]:
+def _right(found: RightRows) -> Facts:
     """Counts, accuracy and interval of some rows, by column of the table."""
     low, high = found.interval or (None, None)
     return {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from fedcache.config import Home
 from fedcache.errors import UsageError
@@ -25,15 +24,15 @@ from fedcache.models.export.program import (
 )
 from fedcache.models.predictor import Predictor
 from fedcache.models.saved_model import ExportOptions, ModelOptions, SavedModel
+from fedcache.parsing import Facts
 from fedcache.progress import Observer, percent
 from fedcache.report.find_runs import Result
 from fedcache.report.methods import Sizes
 from fedcache.report.methods.facts import leaving, rows_in_models
 from fedcache.report.store_card import backbone_lines, section_lines
 from fedcache.report.verdict import describe_trust
-from fedcache.runs.directory import read_result
+from fedcache.runs.directory import ClientColumns, client_columns, read_result
 from fedcache.runs.predict_run import open_predictor, weights_of
-from fedcache.runs.result_files import ClientColumns, client_columns
 from fedcache.runs.score import values_held_out, wilson
 from fedcache.tables.words import some_names
 
@@ -283,7 +282,7 @@ class ExportedModel:
     path: Path
     kind: str
     bytes: int
-    written: dict[str, Any]
+    written: Facts
 
 
 def export_model(

@@ -7,20 +7,21 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-from fedcache.errors import FedcacheError, MachineError, UsageError
+from fedcache.errors import FedcacheError, MachineError, UsageError, unknown
 from fedcache.extract.planning.find_images import ImagePlaces
 from fedcache.extract.recipe import ROWS
 from fedcache.federate.trust.accounting import short_privacy
-from fedcache.parsing import counted, size
-from fedcache.progress import Observer, Silent, percent
-from fedcache.report import figure_data, figure_grids, figure_runs
+from fedcache.parsing import Facts, counted, size
+from fedcache.progress import Observer, Silent, percent, piece_of_work
+from fedcache.report import figure_data, figure_runs
 from fedcache.report.comparison import (
+    LEAST_BLOCKS,
     METRIC_OF_SCORE,
     Comparison,
     compared,
@@ -29,10 +30,12 @@ from fedcache.report.comparison import (
     within,
 )
 from fedcache.report.comparison_output import caption, differences, sentences
-from fedcache.report.drawing import Plot, need_matplotlib, short
+from fedcache.report.drawing import COLUMNS, Plot, check_file, need_matplotlib, short, write_plot
 from fedcache.report.find_runs import (
     CLAIMED,
+    HELD_OUT,
     Gathered,
+    HeldOutGroup,
     Labelled,
     Named,
     RunQuery,
@@ -40,7 +43,10 @@ from fedcache.report.find_runs import (
     by_setting,
     differing,
     gather,
+    held_out_groups,
     labels,
+    mean_over_values,
+    merge_seeds,
     need_finished,
     setting_name,
     setting_names,
@@ -55,15 +61,7 @@ from fedcache.report.render import (
     number_cell,
     render_page,
 )
-from fedcache.report.run_groups import (
-    HELD_OUT,
-    HeldOutGroup,
-    held_out_groups,
-    mean_over_values,
-    merge_seeds,
-)
 from fedcache.report.run_origin import RunStore, command_of, store_of_run
-from fedcache.report.statistics import LEAST_BLOCKS
 from fedcache.report.verdict import (
     Estimate,
     Verdict,
@@ -117,7 +115,7 @@ class Report:
         runs = counted(self.runs, "run")
         return f"Report({self.path}, {runs}, {self.left_out} left out, {megabytes:.2f} MB)"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Facts:
         """The ``data`` of the envelope."""
         return {**self.__dict__, "path": str(self.path)}
 
@@ -181,8 +179,7 @@ def write_report(
     settings.sort(key=lambda runs: (runs[0].digest in in_groups, order_of_setting(runs[0])))
     titles = setting_names(settings)
     request = Shown(embed, score, images)
-    observer.start("comparing", len(settings), "settings")
-    try:
+    with piece_of_work(observer, "comparing", len(settings), "settings"):
         sections = [
             held_out_section(f"h{number}", group, score) for number, group in enumerate(groups)
         ]
@@ -196,18 +193,13 @@ def write_report(
             sections.append(replace(made, folded=entries[0].digest in in_groups))
             recipes |= recipes_of(source)
             observer.advance(1)
-    finally:
-        observer.stop()
     plots = []
     for section in sections:
         plots += [*section.plots, *section.details]
-    observer.start("drawing", len(plots), "figures")
-    try:
+    with piece_of_work(observer, "drawing", len(plots), "figures"):
         for plot in plots:
             plot.svg  # noqa: B018  draws the figure, which keeps the drawing
             observer.advance(1)
-    finally:
-        observer.stop()
     raw = _page(found, sections, recipes, title or "Federated learning results").encode()
     write_output(out, raw)
     for sentence in dict.fromkeys(request.missing):
@@ -251,7 +243,7 @@ def _page(found: Gathered, sections: list[Section], recipes: Mapping[str, str], 
 def order_of_setting(entry: StoredRun) -> list[tuple[int, float, str]]:
     """Sort key of settings by name; numbers in names by size."""
     parts = re.split(r"(\d+(?:\.\d+)?)", setting_name(entry))
-    return list(map(figure_grids.order_of_value, parts))
+    return list(map(figure_runs.order_of_value, parts))
 
 
 def overview_of(sections: Sequence[Section]) -> Section | None:
@@ -515,7 +507,7 @@ def _filters(entries: Sequence[StoredRun], names: Sequence[str]) -> list[tuple[s
     for name in names:
         values = {e.facts[name] for e in entries if name in e.facts}
         if 1 < len(values) <= MOST_VALUES:
-            ordered = sorted(values, key=figure_grids.order_of_value)
+            ordered = sorted(values, key=figure_runs.order_of_value)
             made.append((name.removeprefix("set."), ordered))
     return made
 
@@ -580,8 +572,8 @@ def _first_plots(ident: str, named: Named, score: str, tests: Comparison | None)
         figure_runs.differences(f"{ident}-differences", tests, named, len(named)),
         figure_runs.ranks(f"{ident}-ranks", tests),
     ]
-    made += figure_grids.sweeps(f"{ident}-grid", entries, score)
-    made += figure_grids.hyperparameters(f"{ident}-settings", entries, score)
+    made += figure_runs.sweeps(f"{ident}-grid", entries, score)
+    made += figure_runs.hyperparameters(f"{ident}-settings", entries, score)
     return [p for p in made if p is not None]
 
 
@@ -602,11 +594,6 @@ def _detail_plots(
     made = [figure_runs.confusion(f"{ident}-confusion0", *first)]
     if others:
         made.append(figure_runs.confusion_difference(f"{ident}-against0", first, others[0]))
-    if any("confusion" not in e.result for e in entries):
-        notes.append(
-            "Results of earlier versions have no confusion matrix. To make them again, train with "
-            "`--fresh`."
-        )
     notes += caution_notes(named) + drawn_notes(named)
     notes += merged_notes({label: [e] for label, e in named})
     made += figure_runs.own_numbers(f"{ident}-own", named)
@@ -615,8 +602,6 @@ def _detail_plots(
         made.append(figure_data.dots(f"{ident}-dots", source))
         for i, key in enumerate(source.keys[:MOST_PLANES]):
             made.append(figure_data.plane(f"{ident}-plane{i}", source, key, embed))
-        made.append(figure_data.agreement(f"{ident}-fusion", source))
-        made.append(figure_data.label_entropy(f"{ident}-entropy", source))
     else:
         notes.append(f"Partition and features are not drawn: {source}.")
     return [p for p in made if p is not None], notes
@@ -934,3 +919,240 @@ def _sure(group: HeldOutGroup, tests: Comparison | None) -> tuple[str, str]:
         "Not sure",
         f"Its difference from {names} is not significant over {count} held-out values (Wilcoxon, Holm).",
     )
+
+
+# ``fedcache figure``: one figure of runs as a file for a paper, the same data and drawing as in a report.
+
+
+@dataclass(frozen=True)
+class FigureInput:
+    """Input of a figure: the runs of one setting in the order of a report."""
+
+    title: str
+    named: Named
+    score: str
+    embed: str
+
+    @property
+    def entries(self) -> list[StoredRun]:
+        """The runs."""
+        return [e for _, e in self.named]
+
+    @property
+    def tests(self) -> Comparison | None:
+        """Paired tests with the first run."""
+        return comparison_of(self.title, self.named, self.score)
+
+    @cached_property
+    def source(self) -> RunStore:
+        """The store of the runs. Raises UsageError if it is not available or must not be shown."""
+        store_or_reason: RunStore | str = PRIVATE
+        if not any(e.private for e in self.entries):
+            store_or_reason = store_of_run(self.entries)
+        if isinstance(store_or_reason, str):
+            raise UsageError(
+                f"Partition and features cannot be drawn: {store_or_reason}.",
+                "fedcache figure curves",
+            )
+        return store_or_reason
+
+    @property
+    def swept(self) -> figure_runs.SweptPoints | None:
+        """Points of the first method that has enough of them."""
+        for entries in figure_runs.by_method(self.entries).values():
+            points = figure_runs.swept_points(entries, self.score)
+            if points is not None:
+                return points
+        return None
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of figure: its description, the runs that it needs, and the function that makes it."""
+
+    description: str
+    needs: str
+    make: Callable[[FigureInput], Plot | None]
+
+
+# Every drawing function gets "figure" as the name of its plot, which is needed only in the page of a report.
+
+
+def _confusion_difference(i: FigureInput) -> Plot | None:
+    """The first two methods, or the first two runs where there is one method only."""
+    runs: Named = first_of_each(i.named)
+    if len(runs) < 2:
+        runs = i.named
+    if len(runs) < 2:
+        return None
+    return figure_runs.confusion_difference("figure", runs[0], runs[1])
+
+
+def _importance(i: FigureInput) -> Plot | None:
+    points = i.swept
+    if points is None:
+        return None
+    return figure_runs.importance_bars("figure", points)
+
+
+def _parallel(i: FigureInput) -> Plot | None:
+    points = i.swept
+    if points is None:
+        return None
+    return figure_runs.parallel("figure", points)
+
+
+KINDS = {
+    "bytes": Kind(
+        "accuracy against bytes sent",
+        "two runs, and one of them sends something",
+        lambda i: figure_runs.against_bytes("figure", i.named, i.score),
+    ),
+    "seconds": Kind(
+        "accuracy against seconds of training",
+        "two runs whose seconds were measured",
+        lambda i: figure_runs.against_seconds("figure", i.named, i.score),
+    ),
+    "curves": Kind(
+        "accuracy per round with bands over seeds",
+        "runs with --eval-every",
+        # All runs; the first of each method come before the others.
+        lambda i: figure_runs.curves("figure", every_method_first(i.named)),
+    ),
+    "clients": Kind(
+        "accuracy of every client",
+        "clients that are scored on rows of their own",
+        lambda i: figure_runs.spread("figure", every_method_first(i.named)),
+    ),
+    "differences": Kind(
+        "paired differences from the first run",
+        "two runs with three seeds or clients",
+        lambda i: figure_runs.differences("figure", i.tests, i.named),
+    ),
+    "ranks": Kind(
+        "mean ranks with the critical difference",
+        "three runs with five seeds or clients, and significant differences",
+        lambda i: figure_runs.ranks("figure", i.tests),
+    ),
+    "grid": Kind(
+        "accuracy over one or two swept hyperparameters",
+        "two configurations of a method",
+        lambda i: next(iter(figure_runs.sweeps("figure", i.entries, i.score)), None),
+    ),
+    "importance": Kind(
+        "effect of each hyperparameter of a grid",
+        "eight configurations of a method that differ in two hyperparameters",
+        _importance,
+    ),
+    "parallel": Kind(
+        "every configuration of a grid as a line",
+        "eight configurations of a method that differ in two hyperparameters",
+        _parallel,
+    ),
+    "confusion": Kind(
+        "test rows by true and predicted class of the first run",
+        "a run with a mistake",
+        lambda i: figure_runs.confusion("figure", *i.named[0]),
+    ),
+    "confusion-difference": Kind(
+        "confusion of the first run minus that of a second method or run",
+        "two runs with different predictions for a test row",
+        _confusion_difference,
+    ),
+    "partition": Kind(
+        "classes of each client",
+        "training rows with labels",
+        lambda i: figure_data.dots("figure", i.source),
+    ),
+    "features": Kind(
+        "test rows in two dimensions",
+        "three test rows, and --embed other than none",
+        lambda i: figure_data.plane("figure", i.source, i.source.keys[0], i.embed),
+    ),
+}
+ACROSS = "settings"
+"""The kind of figure that shows several settings."""
+LISTED = (*KINDS, ACROSS)
+
+
+def kind_lines() -> list[str]:
+    """Every kind with its description."""
+    lines = [f"{name}: {kind.description}" for name, kind in KINDS.items()]
+    lines.append(f"{ACROSS}: methods in several settings")
+    return lines
+
+
+def write_figure(
+    kind: str,
+    queries: Sequence[RunQuery],
+    out: Path,
+    root: Path,
+    *,
+    columns: int,
+    score: str | None,
+    embed: str,
+) -> Plot:
+    """Draw one figure of some runs into a file.
+
+    Args:
+        kind: of ``LISTED``.
+        queries: runs as ``gather`` takes them; [] for all under ``root``.
+        out: ends in .pdf, .svg or .png.
+        root: where digests are looked up.
+        columns: 1 or 2, the width in columns of a paper.
+        score: client-mean | pooled; None for the score that suits the methods of a setting (``score_for``).
+        embed: pca | tsne | umap, for ``features``.
+
+    Raises:
+        UsageError for an unknown kind, another ending, runs of several settings, and runs that the kind cannot show;
+        StoreError where there is no finished run; MachineError without matplotlib.
+    """
+    if kind not in LISTED:
+        kinds = "; ".join(kind_lines())
+        raise UsageError(unknown("kind of figure", kind, LISTED).message, f"Kinds: {kinds}.")
+    if columns not in COLUMNS:
+        raise UsageError(
+            f"--columns {columns} is not 1 or 2.", "--columns 2 is as wide as a page's text"
+        )
+    check_file(out, "-o")
+    check_score(score)
+    figure_data.check_embedding(embed)
+    found = gather(queries, root)
+    need_finished(found, root)
+    settings = by_setting(merge_seeds(found).entries)
+    titles = setting_names(settings)
+    if kind == ACROSS:
+        plot = _across(settings, titles, score)
+    elif len(settings) > 1:
+        listed = "; ".join(titles[:4])
+        raise UsageError(
+            f"The runs belong to {len(settings)} settings, such as {listed}, but a figure shows only one.",
+            "Give the runs of one setting (fedcache runs list), or draw the figure `settings`.",
+        )
+    else:
+        named, used = ranked_runs(settings[0], score)
+        plot = KINDS[kind].make(FigureInput(titles[0], named, used, embed))
+    if plot is None:
+        needs = "two methods in two settings"
+        if kind != ACROSS:
+            needs = KINDS[kind].needs
+        others = ", ".join(name for name in LISTED if name != kind)
+        raise UsageError(
+            f"The figure {kind} needs {needs}, which these runs do not give.",
+            f"Other kinds: {others}",
+        )
+    write_plot(out, plot, columns)
+    return plot
+
+
+def _across(
+    settings: Sequence[Sequence[StoredRun]], titles: Sequence[str], score: str | None
+) -> Plot | None:
+    """Methods in all settings, each with its first run in a setting."""
+    points = []
+    for title, entries in zip(titles, settings, strict=True):
+        used = score or score_for(e.result for e in entries)
+        # The label "" is not shown.
+        firsts = first_of_each([("", e) for e in ranked(list(entries), used)])
+        points += [(e.method, title, e.accuracy(used)) for _, e in firsts]
+    return figure_runs.matrix("figure", points, titles)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +13,9 @@ from numpy.typing import NDArray
 from fedcache.config import TrainConfig, option_value
 from fedcache.errors import FedcacheError
 from fedcache.federate.partition.partition import Columns, Partition
+from fedcache.parsing import Facts, Record
 from fedcache.report.find_runs import StoredRun
-from fedcache.runs.directory import train_table
-from fedcache.runs.identity import usual_preset, usual_settings
+from fedcache.runs.directory import train_table, usual_preset, usual_settings
 from fedcache.runs.origin import store_behind
 from fedcache.runs.partitions import columns_of, load_partition
 from fedcache.store.manifest import PARTITION_SUFFIXES
@@ -32,14 +31,12 @@ class RunStore:
         columns: labels, domains and names.
         partition: of the run's first seed.
         keys: the feature arrays that any of the runs read, if they still exist.
-        fused: the arrays of the run that reads most arrays, if they still exist.
     """
 
     store: Store
     columns: Columns
     partition: Partition
     keys: list[str]
-    fused: list[str]
 
     def features(self, key: str, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """[N, D] float32 of the first view; rows that could not be read are NaN."""
@@ -69,16 +66,13 @@ def store_of_run(entries: Sequence[StoredRun]) -> RunStore | str:
             continue
         # Arrays of uint8 hold pixels, not features.
         stored = {key for key, array in store.arrays.items() if array.dtype != "uint8"}
-        arrays_of_runs = [e.result["arrays"] for e in entries]
-        every = dict.fromkeys(itertools.chain(*arrays_of_runs))
-        most = max(arrays_of_runs, key=len)
+        every = dict.fromkeys(itertools.chain(*(e.result["arrays"] for e in entries)))
         keys = [key for key in every if key in stored]
-        fused = [key for key in most if key in stored]
-        return RunStore(store, columns_of(store), partition, keys, fused)
+        return RunStore(store, columns_of(store), partition, keys)
     return why
 
 
-def _partition_of(entry: StoredRun, table: dict[str, Any]) -> str:
+def _partition_of(entry: StoredRun, table: Facts) -> str:
     """The partition's file in the run's directory, else its name in the store."""
     seed = entry.seeds[0]
     for suffix in PARTITION_SUFFIXES:
@@ -164,7 +158,7 @@ def _partition(entry: StoredRun, name: str) -> list[str]:
     return words
 
 
-def _changed(entry: StoredRun, table: Mapping[str, Any]) -> dict[str, Any]:
+def _changed(entry: StoredRun, table: Record) -> Facts:
     """Hyperparameters that differ from the preset; all of them for a method that is no longer installed."""
     hp = entry.result["hyperparameters"]
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from fedcache.config import Home
 from fedcache.errors import FedcacheError
 from fedcache.extract.backbones import lookup_recorded
 from fedcache.extract.recipe import IMAGES, Recipe, held_by, reads_of
+from fedcache.parsing import Record
 from fedcache.store.manifest import VANISHED
 from fedcache.store.samples import Samples
 from fedcache.store.store import Store
@@ -92,8 +92,10 @@ def _rows(store: Store) -> list[str]:
     splits = ", ".join(f"{count:,} {split}" for split, count in rows_of_splits(samples))
     lines.append(f"- splits: {splits}")
     classes = [f"{word} ({count:,})" for word, count in rows_of_classes(samples)]
-    lines.append(f"- {len(classes):,} classes: {some_names(classes, SHOWN)}")
-    lines.append(f"- {len(samples.domains):,} domains: {some_names(samples.domains, SHOWN)}")
+    shown = some_names(classes, SHOWN)
+    lines.append(f"- {len(classes):,} classes: {shown}")
+    shown = some_names(samples.domains, SHOWN)
+    lines.append(f"- {len(samples.domains):,} domains: {shown}")
     for title, named in (("groups", store.groups), ("partitions", store.partitions)):
         if named:
             lines.append(f"- {title}: {some_names(named, SHOWN)}")
@@ -129,7 +131,7 @@ def _names(store: Store, *, anonymous_names: bool) -> list[str]:
     return lines
 
 
-def backbone_lines(recipes: Iterable[tuple[str, Mapping[str, Any]]], home: Home) -> list[str]:
+def backbone_lines(recipes: Iterable[tuple[str, Record]], home: Home) -> list[str]:
     """A line for each (array, recipe): the backbone, its input, and the licence of its weights."""
     lines = []
     for key, facts in recipes:

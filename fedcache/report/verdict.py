@@ -4,33 +4,30 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 
 from fedcache.errors import FedcacheError, shell_word
-from fedcache.parsing import size
+from fedcache.parsing import Facts, Record, size
 from fedcache.progress import percent
 from fedcache.report.comparison import (
+    LEAST_BLOCKS,
     METRIC_OF_SCORE,
+    Floats,
     common_seeds,
     compact,
+    constant,
     differences_of_seeds,
     row_difference,
     rows_of_run,
-)
-from fedcache.report.find_runs import Named, Result, StoredRun
-from fedcache.report.statistics import (
-    LEAST_BLOCKS,
-    Floats,
-    constant,
     student_half,
     student_quantile,
 )
-from fedcache.runs.identity import usual_settings
+from fedcache.report.find_runs import Named, Result, StoredRun
+from fedcache.runs.directory import usual_settings
 from fedcache.runs.privacy_ledger import describe_privacy
 from fedcache.runs.score import (
     DIGITS,
@@ -629,7 +626,7 @@ def next_step(result: Result) -> str:
     return "check in `fedcache inspect` whether the features separate the classes, or try other --backbones"
 
 
-def _tuned_values(method: str) -> dict[str, Any]:
+def _tuned_values(method: str) -> Facts:
     """The hyperparameters that preset ``tuned`` sets; {} for none, and for a method that is no longer installed."""
     try:
         usual = usual_settings(method, "paper")
@@ -639,7 +636,7 @@ def _tuned_values(method: str) -> dict[str, Any]:
     return {name: value for name, value in tuned.items() if value != usual[name]}
 
 
-def describe_trust(section: Mapping[str, Any]) -> list[str]:
+def describe_trust(section: Record) -> list[str]:
     """The ``trust`` part of a result as lines for a person."""
     lines = []
     if section.get("aggregate", "mean") != "mean":
@@ -648,7 +645,8 @@ def describe_trust(section: Mapping[str, Any]) -> list[str]:
         attackers = sorted(set(itertools.chain(*section["attackers"])))
         happened = "no client was malicious"
         if attackers:
-            happened = f"{len(attackers)} clients were malicious ({some_names(attackers, 5)})"
+            named = some_names(attackers, 5)
+            happened = f"{len(attackers)} clients were malicious ({named})"
         lines.append(f"Attack {section['attack']}: {happened}.")
     if section.get("rejected"):
         lines.append(f"{section['rejected']} uploads were rejected over all rounds and seeds.")

@@ -11,9 +11,8 @@ import numpy as np
 
 from fedcache.errors import unknown
 from fedcache.federate.methods.common.model import head_of
-from fedcache.report.statistics import LEAST_BLOCKS, student_half
-from fedcache.reproduce.planning import find_domain
-from fedcache.reproduce.registry import Printed
+from fedcache.report.comparison import LEAST_BLOCKS, student_half
+from fedcache.reproduce.planning import Printed, find_domain
 from fedcache.runs.directory import rounds_of
 
 if TYPE_CHECKING:

@@ -6,9 +6,8 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from fedcache.parsing import as_lists
+from fedcache.parsing import Facts, as_lists
 from fedcache.reproduce.metrics import (
     Measurement,
     compare,
@@ -18,7 +17,7 @@ from fedcache.reproduce.metrics import (
     show_printed,
     unit,
 )
-from fedcache.reproduce.registry import Difference, PaperCell, PaperTable, Printed
+from fedcache.reproduce.planning import Difference, PaperCell, PaperTable, Printed
 from fedcache.reproduce.runner import ReproducedCell, Reproduction
 
 SUBSTITUTE = "substitute"
@@ -196,7 +195,7 @@ def markdown_row(cells: Sequence[str]) -> str:
     return f"| {row} |"
 
 
-def report_data(report: Reproduction) -> dict[str, Any]:
+def report_data(report: Reproduction) -> Facts:
     """The report as the field ``data`` of what ``reproduce --json`` prints."""
     ranked = {}
     if report.proxy:
@@ -221,7 +220,7 @@ def report_data(report: Reproduction) -> dict[str, Any]:
     }
 
 
-def _difference_data(difference: Difference) -> dict[str, Any]:
+def _difference_data(difference: Difference) -> Facts:
     """A printed difference between two cells as plain values."""
     return {
         "of": list(difference.of),
@@ -231,7 +230,7 @@ def _difference_data(difference: Difference) -> dict[str, Any]:
     }
 
 
-def _line_data(report: Reproduction, line: ReproducedCell) -> dict[str, Any]:
+def _line_data(report: Reproduction, line: ReproducedCell) -> Facts:
     values = {}
     # For a proxy, differences from printed numbers would be misleading, so they are left out.
     for i, metric in enumerate(line.cell.metrics):
@@ -264,7 +263,7 @@ def _line_data(report: Reproduction, line: ReproducedCell) -> dict[str, Any]:
     return made
 
 
-def cell_data(cell: PaperCell) -> dict[str, Any]:
+def cell_data(cell: PaperCell) -> Facts:
     """All settings that determine a cell's runs."""
     found = {}
     for key, value in cell.__dict__.items():
@@ -274,14 +273,14 @@ def cell_data(cell: PaperCell) -> dict[str, Any]:
     return as_lists(found)
 
 
-def _plain(value: Printed | Measurement | None) -> dict[str, Any] | None:
+def _plain(value: Printed | Measurement | None) -> Facts | None:
     """A number with its spread as plain values; None for none."""
     if value is None:
         return None
     return value.__dict__
 
 
-def entry_data(entry: PaperTable) -> dict[str, Any]:
+def entry_data(entry: PaperTable) -> Facts:
     """An entry as plain values: the protocol and every printed number."""
     cells = []
     for cell in entry.cells:
@@ -388,7 +387,7 @@ class RowRanking:
         counts = "; ".join(parts)
         return f"Substitute, order of {where}: {counts}.{tau}{alone}"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Facts:
         """Plain JSON values."""
         places = []
         for place in self.places:

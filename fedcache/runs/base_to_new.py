@@ -22,13 +22,13 @@ from torch import Tensor
 
 from fedcache.errors import StoreError, UsageError
 from fedcache.federate.engine.client_data import Data
+from fedcache.federate.engine.evaluate import predict_rows
 from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.method import Method
-from fedcache.federate.engine.outcome import TrainingOutput
+from fedcache.federate.engine.outcome import DeployedModel, TrainingOutput
 from fedcache.federate.engine.run import TrainingRun
 from fedcache.federate.methods import METHODS
 from fedcache.parsing import whole_number
-from fedcache.runs.stages import predictions
 from fedcache.store.samples import Samples
 from fedcache.tables.splits import TEST
 
@@ -144,6 +144,22 @@ def base_to_new(run: TrainingRun, out: TrainingOutput, new: NewClasses) -> dict[
         "harmonic_mean": harmonic_mean(base, accuracy),
         "new_rows": len(new.rows),
     }
+
+
+def predictions(
+    model: DeployedModel, spec: TrainingRun, rows: NDArray[np.int64], absent: Tensor
+) -> NDArray[np.int64]:
+    """int64 [n]: the predicted class of each row; never one of the ``absent`` classes, bool [C]."""
+    x = spec.data.x
+    absent = absent.to(x.device)
+
+    def scores(numbers: Tensor) -> Tensor:
+        features = x[numbers, 0]  # the first view of each row
+        if features.is_floating_point():
+            features = features.to(spec.dtype)
+        return model.scores(features).masked_fill(absent, -torch.inf)
+
+    return predict_rows(scores, x.device, rows)
 
 
 def harmonic_mean(base: float | None, new: float | None) -> float | None:

@@ -14,18 +14,27 @@ with a warning.
 
 from __future__ import annotations
 
+import ast
+import base64
+import inspect
+import io
 import json
 import re
+import sys
 import time
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import lru_cache, partial
+from dataclasses import asdict, dataclass, fields
+from functools import cache, lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import tomli_w
 from safetensors import SafetensorError, safe_open
 
+from fedcache.config import PRESETS
 from fedcache.errors import (
     CorruptionError,
     Exit,
@@ -35,16 +44,21 @@ from fedcache.errors import (
     UsageError,
     shell_word,
 )
-from fedcache.parsing import parse_json, parse_toml
+from fedcache.extract.digests import remembered_of_package
+from fedcache.federate.methods import METHODS, NAMES, find_method
+from fedcache.federate.partition.client_table import LazySequence
+from fedcache.optional import need_arrow
+from fedcache.parsing import Facts, Record, parse_json, parse_toml
+from fedcache.plugins import Plugin, find
 from fedcache.process import Stop
 from fedcache.progress import Observer
-from fedcache.runs.identity import Identity
 from fedcache.store.files import (
     Buffer,
     Sealed,
     canonical_json,
     content_beside_tensors,
     digest_of,
+    digest_of_files,
     explain_disk_errors,
     file_sha256,
     make_private,
@@ -56,6 +70,240 @@ from fedcache.store.files import (
     write_sealed,
 )
 from fedcache.store.lock import is_held, wait_for_lock
+from fedcache.store.own_code import ROOT, ReachedCode
+
+if TYPE_CHECKING:
+    from fedcache.federate.engine.method import Method
+
+# Identity of a run: everything that determines its result, and the digest that names its directory.
+#
+# A stored result is returned again only if nothing that determines it has changed. This includes the code of
+# fedcache. The digest of the code is computed from its syntax trees. So comments, docstrings, formatting and the
+# place of a file may change, but a changed expression makes another run.
+#
+# The functions of a user's own method are in other files. ``store/own_code.py`` computes their digest, so that a
+# changed line or a changed number makes another run, as it does for the methods of fedcache.
+
+DETERMINING = (
+    "heads/**",
+    "federate/engine/**",
+    "federate/execution/**",
+    "federate/partition/**",
+    "federate/trust/**",
+    "federate/methods/common/**",
+    "runs/features.py",
+    "runs/partitions.py",
+    "runs/results.py",
+    "runs/store_choice.py",
+    "store/chunks.py",
+    "store/reader.py",
+    "store/samples.py",
+    "extract/batches.py",
+    "extract/images.py",
+    "extract/backbones/backbone.py",
+    "extract/backbones/clip_towers.py",
+    "extract/backbones/word_clip.py",
+)
+"""Files of the package that determine the results of every method: reading of features, partition, training, evaluation
+and decoding of images. The files that a method uses are added to them."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The parts that determine the result of each seed, without the seed itself."""
+
+    # method, every hyperparameter, rounds, participation, execution, dtype, ... resolved; no seed
+    config: Record
+    # digests of the recipes, in the order in which features are concatenated, and of the text features
+    features: Sequence[str]
+    dataset: str  # content digest
+    partition: str  # digest of the partition, or of the scheme by which every seed draws its own
+    code: str  # ``code_digest``
+
+    @property
+    def digest(self) -> str:
+        """sha256 over all parts."""
+        return digest_of(asdict(self))
+
+
+@cache
+def code_digest(method: str) -> str:
+    """sha256 over the code that determines the results of a method.
+
+    The files of other methods are left out, so that a new method does not invalidate every stored result. The name ""
+    gives the digest of the code that all methods share.
+    """
+    return remembered_of_package(["code", method], lambda: digest_of_code(ROOT, method))
+
+
+def digest_of_code(root: Path, method: str) -> str:
+    """``code_digest`` of the package whose folder is ``root``."""
+    files = _with_imports(root / "federate" / "methods", method.replace("-", "_"))
+    for pattern in DETERMINING:
+        files |= set(root.glob(pattern.replace("/**", "/**/*.py")))
+    return digest_of_files(files)
+
+
+def _with_imports(folder: Path, name: str) -> set[Path]:
+    """The file of a method, and the method files that it imports directly or through others."""
+    package = "fedcache.federate.methods"
+    seen = set()
+    todo = [name]
+    while todo:
+        path = folder / f"{todo.pop()}.py"
+        if path in seen or not path.exists():
+            continue
+        seen.add(path)
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.ImportFrom):
+                continue
+            module = node.module or ""
+            if not module.startswith(package):
+                continue
+            relative = module.removeprefix(package).strip(".")
+            if relative:
+                todo.append(relative)
+            else:
+                todo += [alias.name for alias in node.names]
+    return seen
+
+
+def code_of(method: Method) -> str:
+    """The code digest of a method's runs: ``code_digest`` for a method of fedcache, ``own_digest`` for another."""
+    if method.name in NAMES and METHODS.get(method.name) is method:
+        return code_digest(method.name)
+    return own_digest(method)
+
+
+def own_digest(method: Method) -> str:
+    """sha256 over the code of fedcache, the files of the user's method, and everything bound to its functions.
+
+    For a plug-in, the files are those of its package, wherever it is installed, and its name and version are included.
+    Raises UsageError if the method's name is taken, if its source cannot be read or is not the code that runs, or if
+    a value without a digest is bound to it.
+    """
+    if method.name in NAMES:
+        raise UsageError(
+            f"Your Method has the name {method.name!r}, but fedcache has another method of this name.",
+            f"Give your method another name: dataclasses.replace(method, name='my-{method.name}')",
+        )
+    plugin = find("methods", method.name)
+    folders: tuple[Path, ...] = ()
+    if plugin is not None:
+        folders = _place_of(plugin)
+    code = ReachedCode(f"the method {method.name!r}", folders)
+    description = code.describe(method)
+    # If the user's functions reach no method of fedcache, "" stands for the code that all methods share.
+    base = sorted(code_digest(name) for name in code.methods or {""})
+    parts = [base, sorted(code.sources.values()), description]
+    if plugin is not None and plugin.package:
+        parts += [plugin.package, plugin.version]
+    return digest_of(parts)
+
+
+def _place_of(plugin: Plugin) -> tuple[Path, ...]:
+    """The folder or single file of a plug-in's package.
+
+    () for a plug-in that was registered in this process, for a package without a file, and for fedcache itself.
+    """
+    top = ""
+    if plugin.entry is not None:
+        top = plugin.entry.module.partition(".")[0]
+    file = getattr(sys.modules.get(top), "__file__", None)
+    if file is None or Path(file).resolve().is_relative_to(ROOT):
+        return ()
+    place = Path(file).resolve()
+    if place.name == "__init__.py":
+        return (place.parent,)
+    return (place,)
+
+
+def code_with_plugins(code: str, used: Sequence[Plugin]) -> str:
+    """A run's code digest with the package, version and source of every plug-in other than its method."""
+    parts: list[Any] = [code]
+    for plugin in used:
+        if plugin.kind != "methods":
+            source = _source_digest(plugin)
+            parts.append([plugin.kind, plugin.name, plugin.package, plugin.version, source])
+    if len(parts) == 1:
+        return code
+    return digest_of(parts)
+
+
+def _source_digest(plugin: Plugin) -> str:
+    """sha256 of the source file of a plug-in; "" if it cannot be read."""
+    try:
+        file = inspect.getsourcefile(plugin.load()) or ""
+        return sha256_hex(Path(file).read_bytes())
+    except (OSError, TypeError):
+        return ""
+
+
+# Facts about the methods of this package, stored in the home so that reports start without importing torch.
+#
+# ``compare``, ``report`` and ``runs`` compare a stored run with the preset of its method. The file of a method imports
+# torch, which takes seconds. So each fact is read from the method once, and again after a file of the package changed.
+
+
+def usual_settings(method: str, preset: str) -> Facts:
+    """Every hyperparameter of a preset. Raises UsageError for an unknown method or preset."""
+    key = ["preset", method, preset]
+    return _of_method(method, key, lambda: find_method(method).resolve(preset))
+
+
+def usual_preset(method: str) -> str:
+    """The preset in the result of a run without ``--preset``; "paper" for an unknown method."""
+
+    def read() -> Facts:
+        preset = "paper"
+        if find_method(method).usual:
+            preset = PRESETS[0]
+        return {"preset": preset}
+
+    try:
+        return str(_of_method(method, ["usual preset", method], read)["preset"])
+    except FedcacheError:
+        return "paper"
+
+
+def usual_run(method: str) -> Facts:
+    """Rounds and participation of a method's paper. Raises UsageError for an unknown method."""
+
+    def read() -> Facts:
+        usual = find_method(method).defaults
+        participation: str | float = "all"
+        if usual.participation is not None:
+            participation = usual.participation
+        return {"rounds": usual.rounds, "participation": participation}
+
+    return _of_method(method, ["run", method], read)
+
+
+def draws_nothing(method: str, settings: Record) -> bool:
+    """Whether a method has the same result for every seed if all clients take part; False for an unknown method.
+
+    For such a method, the sum of uploads is that of one client with all rows, and no client takes a gradient step.
+    """
+
+    def read() -> Facts:
+        found = find_method(method)
+        every = {**found.resolve("paper"), **settings}
+        return {"draws nothing": not found.gradient and found.additive(every)}
+
+    key = ["draws nothing", method, repr(sorted(settings.items()))]
+    try:
+        return bool(_of_method(method, key, read)["draws nothing"])
+    except FedcacheError:
+        return False
+
+
+def _of_method(method: str, key: list[str], read: Callable[[], Facts]) -> Facts:
+    """A fact about a method. Facts about methods of other packages are not cached, because their files may change."""
+    if method in NAMES:
+        return remembered_of_package(key, read)
+    return read()
+
 
 MEASURED = "measured.json"
 """File of measured values, such as seconds. It is sealed, and not part of the result."""
@@ -129,7 +377,7 @@ class RunDirectory:
         self.path = root / identity.digest[:16]
         self._note = ""  # the comment at the top of config.toml
 
-    def stored(self) -> dict[str, Any] | None:
+    def stored(self) -> Facts | None:
         """The result of all seeds that have ended, or None.
 
         Raises DamagedRunError if the result, its config, rounds, partitions or models were changed.
@@ -145,7 +393,7 @@ class RunDirectory:
         return result
 
     def begin(
-        self, config: Mapping[str, Any], partitions: Mapping[str, Sequence[Buffer]], note: str = ""
+        self, config: Record, partitions: Mapping[str, Sequence[Buffer]], note: str = ""
     ) -> None:
         """Make the directory, and write the partitions made for the run, and its config with a note at the top.
 
@@ -164,7 +412,7 @@ class RunDirectory:
             # All partition files: earlier commands may have written some for other seeds.
             self._write_config(text, self.path.glob("partition-*.partition"))
 
-    def _config_text(self, config: Mapping[str, Any]) -> bytes:
+    def _config_text(self, config: Record) -> bytes:
         return (self._note + tomli_w.dumps({"train": dict(config)})).encode()
 
     def _write_config(self, text: bytes, files: Iterable[Path]) -> dict[str, str]:
@@ -199,18 +447,14 @@ class RunDirectory:
             self.forget(seed)
         (self.path / PRUNED).unlink(missing_ok=True)
 
-    def checkpoint(
-        self, seed: int, warn: Callable[[str], None]
-    ) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    def checkpoint(self, seed: int, warn: Callable[[str], None]) -> tuple[Facts, Facts] | None:
         """Tensors and meta of a seed's last checkpoint, or None; ``warn`` receives why a damaged one is deleted."""
         found = self._read(self._checkpoint(seed), "checkpoint", seed, warn)
         if found is None:
             return None
         return (found.tensors, json.loads(found.content))
 
-    def save_checkpoint(
-        self, seed: int, tensors: Mapping[str, Any], state: Mapping[str, Any]
-    ) -> None:
+    def save_checkpoint(self, seed: int, tensors: Record, state: Record) -> None:
         """Replace a seed's checkpoint, completely or not at all."""
         # The state is stored as a string, because its figures may be NaN, which the JSON of sealed files rejects.
         content = json.dumps(dict(state))
@@ -219,7 +463,7 @@ class RunDirectory:
         with explain_disk_errors(path, size):
             write_sealed(path, self._header("checkpoint", seed), content, tensors)
 
-    def seed_result(self, seed: int, warn: Callable[[str], None]) -> dict[str, Any] | None:
+    def seed_result(self, seed: int, warn: Callable[[str], None]) -> Facts | None:
         """The result of a finished seed, or None; ``warn`` receives why a damaged one is deleted."""
         found = self._read(self._seed(seed), "finished seed", seed, warn)
         if found is None:
@@ -231,7 +475,7 @@ class RunDirectory:
         files = self.path.glob("seed-*.json")
         return sorted(int(file.stem.removeprefix("seed-")) for file in files)
 
-    def save_seed(self, seed: int, result: Mapping[str, Any]) -> None:
+    def save_seed(self, seed: int, result: Record) -> None:
         """Write the result of a finished seed, and delete its checkpoint."""
         write_sealed(self._seed(seed), self._header("finished seed", seed), dict(result))
         self.forget(seed)
@@ -255,19 +499,19 @@ class RunDirectory:
             path.unlink(missing_ok=True)
             return None
 
-    def _header(self, kind: str, seed: int) -> dict[str, Any]:
+    def _header(self, kind: str, seed: int) -> Facts:
         """The header of a sealed file of a seed."""
         return {"kind": kind, "run": self.identity.digest, "seed": seed}
 
     def finish(
         self,
-        result: Mapping[str, Any],
-        rounds: Sequence[Mapping[str, Any]],
-        measured: Mapping[str, Any],
-        before: Callable[[Mapping[str, Any]], None],
+        result: Record,
+        rounds: Sequence[Record],
+        measured: Record,
+        before: Callable[[Record], None],
         files: Mapping[str, bytes],
-        config: Mapping[str, Any],
-    ) -> dict[str, Any]:
+        config: Record,
+    ) -> Facts:
         """Write rounds and measurements, and the result last. Then delete files that only a resume needs.
 
         ``files`` are further reproducible files, by name. ``before`` is called with the complete result just before it
@@ -346,16 +590,16 @@ def file_digest(name: str, raw: bytes) -> str:
 
 
 @lru_cache(maxsize=1024)
-def config_table(text: str) -> Mapping[str, Any]:
+def config_table(text: str) -> Record:
     """The ``[train]`` table of the text of a ``config.toml``; callers must not change it, because it is cached.
 
     Raises ValueError, KeyError or TypeError for another text.
     """
-    table: Mapping[str, Any] = parse_toml(text)["train"]
+    table: Record = parse_toml(text)["train"]
     return table
 
 
-def train_table(run: Path) -> dict[str, Any]:
+def train_table(run: Path) -> Facts:
     """The ``[train]`` table that made the run in a directory; {} if it cannot be read."""
     try:
         return dict(config_table(read_whole(run / "config.toml").decode()))
@@ -368,12 +612,12 @@ def is_of_run(name: str) -> bool:
     return re.fullmatch(OWN_FILES, name) is not None
 
 
-def mark_pruned(run: Path, facts: Mapping[str, Any]) -> None:
+def mark_pruned(run: Path, facts: Record) -> None:
     """Mark the directory of a run that a search stopped; training the run to its end removes the mark."""
     write_sealed(run / PRUNED, _pruned_header(run), dict(facts))
 
 
-def read_pruned(run: Path) -> dict[str, Any] | None:
+def read_pruned(run: Path) -> Facts | None:
     """The mark of ``mark_pruned``; None for a run that no search stopped. Raises CorruptionError for a damaged file."""
     found = read_sealed(run / PRUNED, _pruned_header(run))
     if found is None:
@@ -396,12 +640,12 @@ def name_of_run(folder: Path) -> str:
         return folder.name
 
 
-def write_result(path: Path, result: Mapping[str, Any]) -> None:
+def write_result(path: Path, result: Record) -> None:
     """Write a result as canonical JSON that ends with its own digest."""
     write_atomic(path, canonical_json({**result, "sha256": digest_of(result)}))
 
 
-def read_result(path: Path) -> dict[str, Any]:
+def read_result(path: Path) -> Facts:
     """The inverse of ``write_result``. Raises DamagedRunError if the content does not have the digest in it."""
     try:
         found = parse_json(read_whole(path))
@@ -410,7 +654,7 @@ def read_result(path: Path) -> dict[str, Any]:
             raise ValueError("digest")
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise DamagedRunError(path) from error
-    result: dict[str, Any] = found
+    result: Facts = found
     if "lift" in result:  # the name of ``execution`` in results of 0.1
         word = result.pop("lift")
         result["execution"] = EXECUTIONS_OF_0_1.get(word, word)
@@ -424,7 +668,7 @@ def run_folder(place: Path) -> Path:
     return place.parent.parent
 
 
-def result_of(place: Path, run: str) -> dict[str, Any] | None:
+def result_of(place: Path, run: str) -> Facts | None:
     """The result of the run with digest ``run``; None if ``place`` is not its directory or one of its model files."""
     path = run_folder(place) / "result.json"
     found = None
@@ -435,7 +679,7 @@ def result_of(place: Path, run: str) -> dict[str, Any] | None:
     return None
 
 
-def measured_of(folder: Path, result: Mapping[str, Any]) -> dict[str, Any] | None:
+def measured_of(folder: Path, result: Record) -> Facts | None:
     """Measured values of a run; None if the file is missing or damaged, because a result does not need it."""
     try:
         found = read_sealed(folder / MEASURED, _measured_header(str(result.get("digest"))))
@@ -446,7 +690,7 @@ def measured_of(folder: Path, result: Mapping[str, Any]) -> dict[str, Any] | Non
     return dict(found.content)
 
 
-def _measured_header(run: str) -> dict[str, Any]:
+def _measured_header(run: str) -> Facts:
     """The header of ``MEASURED``, for its seal; ``run`` is a digest."""
     return {"kind": "measurements", "run": run}
 
@@ -507,7 +751,7 @@ def config_changed(folder: Path) -> bool:
     return bool(found.content.get("config.toml") != digest)
 
 
-def check_place(folder: Path, result: Mapping[str, Any]) -> None:
+def check_place(folder: Path, result: Record) -> None:
     """Raise DamagedRunError if the name of a directory is the digest of a run, but its result is of another run.
 
     A renamed directory, whose name is no digest, may hold any result.
@@ -517,7 +761,7 @@ def check_place(folder: Path, result: Mapping[str, Any]) -> None:
         raise DamagedRunError(folder / "result.json", "belongs to another run")
 
 
-def check_files(folder: Path, result: Mapping[str, Any]) -> None:
+def check_files(folder: Path, result: Record) -> None:
     """Raise DamagedRunError if a result is of another run, or a file that it lists is missing or was changed."""
     check_place(folder, result)
     for name, digest in result.get("files", {}).items():
@@ -529,7 +773,7 @@ def check_files(folder: Path, result: Mapping[str, Any]) -> None:
             raise DamagedRunError(folder / name)
 
 
-def check_models(folder: Path, result: Mapping[str, Any]) -> None:
+def check_models(folder: Path, result: Record) -> None:
     """Raise DamagedRunError if a file of a run's models is missing or was changed.
 
     A run whose models were all removed is not damaged.
@@ -539,7 +783,7 @@ def check_models(folder: Path, result: Mapping[str, Any]) -> None:
         listed = read_sealed(index, header_of_models(str(result["digest"])))
     except CorruptionError as error:
         raise DamagedRunError(index) from error
-    files: Mapping[str, Any] = {}
+    files: Record = {}
     if listed is not None:
         files = listed.content["files"]
     for name, written in files.items():
@@ -553,7 +797,7 @@ def check_models(folder: Path, result: Mapping[str, Any]) -> None:
             raise DamagedRunError(file, "is missing or was changed after fedcache wrote it")
 
 
-def header_of_models(digest: str) -> dict[str, Any]:
+def header_of_models(digest: str) -> Facts:
     """The header of the list of a run's models, for its seal."""
     return {"kind": "models of a run", "run": digest}
 
@@ -608,7 +852,7 @@ def has_client_models(path: Path) -> bool:
     return False
 
 
-def rounds_of(path: Path) -> list[dict[str, Any]]:
+def rounds_of(path: Path) -> list[Facts]:
     """The rounds of a finished run."""
     return list(read_lines(path / "rounds.jsonl"))
 
@@ -764,3 +1008,255 @@ def _plain_words(path: Path) -> list[str]:
     if not all(isinstance(tag, str) and re.fullmatch(TAG, tag) for tag in found):
         return []
     return found
+
+
+# Files of a result: values of single clients (many are in a parquet file, few in ``result.json``), and test rows.
+#
+# A result has the digests of these files, so a damaged or changed file is never read.
+
+CLIENTS_IN_RESULT = 1_000
+"""Maximum number of clients for which ``result.json`` has a value per client; other results have a parquet file."""
+
+CLIENTS_FILE = "clients.parquet"
+
+
+def check_recordable(clients: int) -> None:
+    """Raise MachineError before training if the result of many clients could not be written, for lack of pyarrow."""
+    if clients > CLIENTS_IN_RESULT:
+        need_arrow(
+            f"The result of {clients:,} clients (a parquet file above {CLIENTS_IN_RESULT:,})"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class ClientColumns:
+    """One entry per client, in client order."""
+
+    names: Sequence[str]
+    # float64 [M], means over seeds; NaN for a client that was not scored in every seed
+    accuracy: np.ndarray
+    classes_owned: np.ndarray  # float64 [M], classes among the training rows, means over seeds
+    # float64 [seeds, M], accuracy; [0, M] for a small result, which has only means
+    per_seed: np.ndarray
+    # float64 [M], like ``accuracy`` on validation rows; None without such rows
+    validation: np.ndarray | None = None
+
+    @property
+    def scored(self) -> np.ndarray:
+        """Accuracies of the scored clients, float64."""
+        known: np.ndarray = self.accuracy[~np.isnan(self.accuracy)]
+        return known
+
+    def accuracy_of(self, name: str) -> float | None:
+        """Accuracy of one client; None for an unknown name and for a client that was not scored."""
+        place = next((i for i, known in enumerate(self.names) if known == name), None)
+        if place is None or np.isnan(self.accuracy[place]):
+            return None
+        return float(self.accuracy[place])
+
+    def to_parquet(self, seeds: Sequence[int]) -> bytes:
+        """The content of ``CLIENTS_FILE``: client, accuracy, classes_owned, and the accuracy of every seed."""
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        def nan_as_null(values: np.ndarray) -> Any:
+            return pa.array(values, pa.float64(), mask=np.isnan(values))
+
+        columns = {
+            "client": pa.array(list(self.names), pa.string()),
+            "accuracy": nan_as_null(self.accuracy),
+            "classes_owned": pa.array(self.classes_owned, pa.float64()),
+        }
+        for seed, values in zip(seeds, self.per_seed, strict=True):
+            columns[f"accuracy_seed_{seed}"] = nan_as_null(values)
+        if self.validation is not None:
+            columns["validation"] = nan_as_null(self.validation)
+        buffer = io.BytesIO()
+        parquet.write_table(pa.table(columns), buffer, compression="zstd")
+        return buffer.getvalue()
+
+
+class _ColumnOfNames(LazySequence[str]):
+    """A column of strings of a pyarrow table. Strings are made on request, because a table may have a million rows."""
+
+    def __init__(self, column: Any) -> None:
+        self._column = column
+
+    def __len__(self) -> int:
+        return len(self._column)
+
+    def at(self, i: int) -> str:
+        """The string of one row."""
+        return str(self._column[i].as_py())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._column.to_pylist())
+
+    def __eq__(self, other: object) -> bool:
+        """Whether another column has the same strings in the same order."""
+        if isinstance(other, _ColumnOfNames):
+            return bool(self._column.equals(other._column))
+        return NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def client_columns(result: Record, folder: Path) -> ClientColumns:
+    """The columns of a stored result in the directory ``folder``.
+
+    Raises DamagedRunError for a file that is missing or was changed.
+    """
+    validation = None
+    files = result.get("files", {})
+    if CLIENTS_FILE not in files:
+        accuracy = np.array(result["accuracy"]["per_client"], np.float64)  # None becomes NaN
+        owned = np.array(result["classes_owned"]["per_client"], np.float64)
+        per_seed = np.empty((0, len(accuracy)))
+        stored = result.get("validation")
+        if stored is not None:
+            validation = np.array(stored["per_client"], np.float64)
+        return ClientColumns(result["clients"], accuracy, owned, per_seed, validation)
+    path = folder / CLIENTS_FILE
+    raw = _unchanged(path, files[CLIENTS_FILE])
+    need_arrow(str(path))
+    from pyarrow import parquet
+
+    table = parquet.read_table(io.BytesIO(raw))
+
+    def numbers(name: str) -> np.ndarray:
+        column = table[name].to_numpy(zero_copy_only=False)
+        values: np.ndarray = column.astype(np.float64, copy=False)
+        return values
+
+    of_seeds = [numbers(name) for name in table.column_names if name.startswith("accuracy_seed_")]
+    if "validation" in table.column_names:
+        validation = numbers("validation")
+    return ClientColumns(
+        _ColumnOfNames(table["client"]),
+        numbers("accuracy"),
+        numbers("classes_owned"),
+        np.stack(of_seeds),
+        validation,
+    )
+
+
+def _unchanged(path: Path, digest: str) -> bytes:
+    """The content of a result file. Raises DamagedRunError if it is missing or does not have the digest."""
+    try:
+        raw = path.read_bytes()
+    except OSError:
+        raise DamagedRunError(path, "is missing or unreadable") from None
+    if file_digest(path.name, raw) != digest:
+        raise DamagedRunError(path)
+    return raw
+
+
+# The file of test rows: how often every test row was classified correctly. It is sealed and next to a result.
+
+
+ROWS_FILE = "test-rows.npz"
+
+
+@dataclass(frozen=True, eq=False)
+class TestRows:
+    """Outcomes of one seed for every scored test row; R rows.
+
+    Attributes:
+        rows: int64 [R], ascending: numbers of the rows in the store.
+        right: int64 [R]: number of clients whose model was right.
+        scored: int64 [R]: number of clients whose model was scored on the row.
+        share: float64 [R]: part of the row in the mean over clients, sum_i right_i / (n_i M) over the M scored clients
+            with n_i scored rows. The sum over rows is that mean.
+        weight: float64 [R]: the part if all models were right. The sum over rows is 1.
+    """
+
+    rows: np.ndarray
+    right: np.ndarray
+    scored: np.ndarray
+    share: np.ndarray
+    weight: np.ndarray
+
+    __test__ = False  # not a class of tests
+
+    def to_dict(self) -> dict[str, str]:
+        """Plain JSON values."""
+        plain = {}
+        for name, values in vars(self).items():
+            plain[name] = base64.b64encode(values.tobytes()).decode()
+        return plain
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, str]) -> TestRows:
+        """The inverse of ``to_dict``, on a machine of the same byte order."""
+        arrays = {}
+        for field in fields(cls):
+            kind: Any = np.int64
+            if field.name in ("share", "weight"):
+                kind = np.float64
+            arrays[field.name] = np.frombuffer(base64.b64decode(data[field.name]), kind)
+        return cls(**arrays)
+
+
+def rows_file(seeds: Mapping[int, TestRows | None]) -> bytes | None:
+    """The content of ``ROWS_FILE``; None unless every seed has rows. Equal rows give equal bytes."""
+    arrays = {}
+    for seed, rows in seeds.items():
+        if rows is None:
+            return None
+        for name, values in vars(rows).items():
+            arrays[f"{name}_{seed}"] = values
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, allow_pickle=False, **arrays)
+    return buffer.getvalue()
+
+
+def test_rows(result: Record, folder: Path) -> dict[int, TestRows] | None:
+    """Test rows of a stored result, by seed; None for a result without them, such as one of an earlier release.
+
+    Raises DamagedRunError for a file that is missing or was changed.
+    """
+    digest = result.get("files", {}).get(ROWS_FILE)
+    if digest is None:
+        return None
+    path = folder / ROWS_FILE
+    raw = _unchanged(path, digest)
+    seeds: Sequence[int] = result["seeds"]
+    names = [field.name for field in fields(TestRows)]
+    by_seed = {}
+    try:
+        with zipfile.ZipFile(io.BytesIO(raw)) as archive:
+            for seed in seeds:
+                arrays = {name: _array(archive.read(f"{name}_{seed}.npy")) for name in names}
+                by_seed[seed] = TestRows(**arrays)
+    except (KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise DamagedRunError(path) from error
+    return by_seed
+
+
+def _array(raw: bytes) -> np.ndarray:
+    """The array of an .npy file's bytes. For a few rows this is three times as fast as ``np.load``."""
+    # Parts of version 1.0 of the format: magic, version, length of the header, header, values.
+    start = 10 + int.from_bytes(raw[8:10], "little")
+    shape, kind = _header(raw[:start])
+    return np.frombuffer(raw, kind, offset=start).reshape(shape)
+
+
+@lru_cache(maxsize=64)
+def _header(raw: bytes) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    file = io.BytesIO(raw)
+    if np.lib.format.read_magic(file) != (1, 0):
+        raise ValueError("not of version 1.0")
+    shape, _, kind = np.lib.format.read_array_header_1_0(file)
+    return shape, kind
+
+
+def is_private(result: Record) -> bool:
+    """Whether a result promises differential privacy: with noise, and not as a simulation."""
+    cost = result.get("trust", {}).get("privacy") or {}
+    return bool(cost.get("noise")) and not cost.get("simulation")
+
+
+def has_secret_times(result: Record) -> bool:
+    """Whether a result is private and its epsilon assumes that participants of rounds stay secret."""
+    cost = result.get("trust", {}).get("privacy") or {}
+    return is_private(result) and cost.get("participants") == "secret"

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedcache.parsing import Facts, Record
 from fedcache.progress import Observer, Round, Silent, tell_ended
-from fedcache.runs.directory import rounds_of
-from fedcache.runs.result_files import has_secret_times
+from fedcache.runs.directory import has_secret_times, rounds_of
 
 OnRound = Callable[[Round], object]
 """A callback that gets every round of a run."""
@@ -48,7 +48,7 @@ class RunEvents:
         self,
         observer: Observer,
         path: Path,
-        facts: Mapping[str, Any],
+        facts: Record,
         position: GridPosition = ALONE,
     ) -> None:
         self.observer = observer
@@ -63,13 +63,13 @@ class RunEvents:
         self._sums: dict[int, tuple[int, int]] = {}  # bytes up and down so far, by seed
 
     def round_ended(
-        self, seed: int, round_: int, metrics: Mapping[str, Any], traffic: Mapping[str, int]
+        self, seed: int, round_: int, metrics: Record, traffic: Mapping[str, int]
     ) -> None:
         """Publish a new round; the arguments are those of the engine's ``on_round``."""
         diagnostics = {name: value for name, value in metrics.items() if name not in MEASURED}
         self._publish(seed, round_, metrics["accuracy"], diagnostics, traffic, stored=False)
 
-    def replay(self, seed: int, records: Iterable[Mapping[str, Any]]) -> None:
+    def replay(self, seed: int, records: Iterable[Record]) -> None:
         """Publish rounds of a seed that were computed before: from a checkpoint, a finished seed, or a stored run."""
         for record in records:
             self._publish(
@@ -122,7 +122,7 @@ class RunEvents:
             )
         )
 
-    def ended(self, result: Mapping[str, Any]) -> None:
+    def ended(self, result: Record) -> None:
         """Publish the result of the run."""
         tell_ended(self.observer, self.path, result)
 
@@ -134,12 +134,12 @@ def number(value: float | None) -> float | None:
     return None
 
 
-def _selected(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+def _selected(values: Record, names: Sequence[str]) -> Facts:
     """The values with these names; names that are missing are skipped."""
     return {name: values[name] for name in names if name in values}
 
 
-def shown_settings(facts: Mapping[str, Any]) -> dict[str, Any]:
+def shown_settings(facts: Record) -> Facts:
     """The settings of a run in one dictionary: those of its result and every hyperparameter."""
     shown = {
         "dataset": facts["dataset"]["slug"],
@@ -150,7 +150,7 @@ def shown_settings(facts: Mapping[str, Any]) -> dict[str, Any]:
     return {key: "auto" if value is None else value for key, value in shown.items()}
 
 
-def origin(facts: Mapping[str, Any]) -> dict[str, Any]:
+def origin(facts: Record) -> Facts:
     """Digests of a run and the arguments of its partition in one dictionary, with keys such as ``partition.alpha``."""
     flat = _selected(facts, ("digest", "code", "device"))
     if "digest" in facts["dataset"]:
@@ -162,9 +162,7 @@ def origin(facts: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def replay_stored(
-    observer: Observer, path: Path, result: Mapping[str, Any], position: GridPosition
-) -> None:
+def replay_stored(observer: Observer, path: Path, result: Record, position: GridPosition) -> None:
     """Publish all rounds of a finished run, and its result."""
     events = RunEvents(observer, path, result, position)
     for record in rounds_of(path):
@@ -195,7 +193,7 @@ class HookedObserver(Silent):
         self._observer.round_done(round_)
         self._call(lambda hook: hook(round_), f"in round {round_.round} of seed {round_.seed}")
 
-    def ended(self, path: Path, result: Mapping[str, Any]) -> None:
+    def ended(self, path: Path, result: Record) -> None:
         """Pass the result to the observer, and to every hook that has a method ``ended``."""
         tell_ended(self._observer, path, result)
 

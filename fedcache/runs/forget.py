@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,10 +21,11 @@ from fedcache.federate.engine.run import TrainingRun, new_run
 from fedcache.federate.execution.executor import fit_group, groups_of
 from fedcache.federate.partition.partition import Partition
 from fedcache.heads.linear import Tree
+from fedcache.parsing import Facts, Record
 from fedcache.process import Stop, usual_torch_state
 from fedcache.progress import Observer, Silent
 from fedcache.runs.directory import check_files, run_folder, train_table
-from fedcache.runs.evaluate_prior import partition_of_seed
+from fedcache.runs.features import Preparation
 from fedcache.runs.loop import (
     TrainingOptions,
     named_method,
@@ -33,12 +33,12 @@ from fedcache.runs.loop import (
     resolve_inputs,
     row_source,
     train_run,
+    training_run,
 )
 from fedcache.runs.origin import store_behind
 from fedcache.runs.partitions import keep_partition
-from fedcache.runs.row_sources import Preparation
+from fedcache.runs.predict_run import finished_result, load_seed, partition_of_seed
 from fedcache.runs.run import Run
-from fedcache.runs.run_models import finished_result, load_seed, training_run
 from fedcache.runs.spec import hyperparameters, why_not_sums
 from fedcache.store.store import Store
 
@@ -61,7 +61,7 @@ class Forgotten:
     # largest weight in the same tensor
     difference: float
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Facts:
         """The ``data`` of the envelope."""
         return {**self.__dict__, "run": self.run.to_dict()}
 
@@ -114,7 +114,7 @@ def forget_client(
     return Forgotten(run, result["digest"], client, rows, difference)
 
 
-def _rows_of_run(folder: Path, result: Mapping[str, Any]) -> tuple[Store, Partition]:
+def _rows_of_run(folder: Path, result: Record) -> tuple[Store, Partition]:
     """The store and the partition of a run; errors as of ``forget_client``."""
     if "federation" in result or train_table(folder).get("clients_from"):
         raise UsageError(
@@ -135,9 +135,7 @@ def _rows_of_run(folder: Path, result: Mapping[str, Any]) -> tuple[Store, Partit
     return store, partition
 
 
-def _check_adds_up(
-    folder: Path, result: Mapping[str, Any], config: TrainConfig, store: Store
-) -> None:
+def _check_adds_up(folder: Path, result: Record, config: TrainConfig, store: Store) -> None:
     """Raise UsageError if the model of a run is not a function of the sum of one upload of each client."""
     method = named_method(config)
     settings = dict(hyperparameters(method, config))
@@ -158,9 +156,7 @@ def _check_adds_up(
         )
 
 
-def by_subtraction(
-    training: TrainingRun, hp: Mapping[str, Any], partition: Partition, client: int
-) -> Tree:
+def by_subtraction(training: TrainingRun, hp: Record, partition: Partition, client: int) -> Tree:
     """The broadcast of a server that subtracts one upload from the sum of all uploads, and takes its step again.
 
     Args:
@@ -172,7 +168,7 @@ def by_subtraction(
     before = new_run(replace(training, clients=partition.clients), hp)
     before.start()
     down = before.down()
-    total: dict[str, Any] = {}
+    total: Facts = {}
     for group in groups_of(before, before.eligible.tolist()):
         up = fit_group(before, down, group)
         total = {name: t + total.get(name, 0) for name, t in up.items()}

@@ -9,15 +9,20 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedcache.config import Home
 from fedcache.errors import FedcacheError, MachineError, UsageError
 from fedcache.federate.methods import NAMES
-from fedcache.runs.directory import MODELS, is_of_run, is_running, read_result
-from fedcache.runs.identity import code_digest
+from fedcache.parsing import Facts
+from fedcache.runs.directory import (
+    MODELS,
+    code_digest,
+    is_of_run,
+    is_private,
+    is_running,
+    read_result,
+)
 from fedcache.runs.privacy_ledger import ROUNDS
-from fedcache.runs.result_files import is_private
 from fedcache.store.catalog import (
     DAY,
     folders_in,
@@ -50,7 +55,7 @@ class Garbage:
     why: str  # the reason, for the user
     bytes: int  # on disk
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Facts:
         """Plain JSON values."""
         return {**vars(self), "path": str(self.path)}
 

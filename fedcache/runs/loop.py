@@ -9,49 +9,107 @@ point is a run with its own directory, checkpoints and result.
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedcache.config import Home, PartitionConfig, SaveModels, TrainConfig
 from fedcache.errors import (
     CorruptionError,
     FedcacheError,
+    FederatedRunError,
     InternalError,
+    MachineError,
     StoppedError,
     UsageError,
+    unknown,
 )
-from fedcache.federate.engine.method import Method, clients_per_round
+from fedcache.federate.engine.method import (
+    Method,
+    clients_per_round,
+    keep_down,
+    less_training_state,
+)
 from fedcache.federate.engine.outcome import Snapshot, TrainingOutput
-from fedcache.federate.engine.run import RunCallbacks, run_points
+from fedcache.federate.engine.run import RunCallbacks, TrainingRun, plan, run_points
+from fedcache.federate.engine.run import run as train_part
 from fedcache.federate.execution.grid_batch import GridCache
+from fedcache.federate.execution.memory_estimate import (
+    ExecutionPlan,
+    Forecast,
+    Load,
+    forecast,
+    free_memory_on,
+    refuse_too_little_room,
+    refuse_too_much,
+)
 from fedcache.federate.execution.state_table import check_table
 from fedcache.federate.methods import METHODS, find_method
-from fedcache.federate.partition.client_table import names_of
-from fedcache.models.calibrate import temperature_of
-from fedcache.parsing import seeds_text
+from fedcache.federate.partition.client_table import ClientTable, RowLists, names_of
+from fedcache.federate.partition.partition import Partition
+from fedcache.models.calibrate import scores_of_rows, temperature_of
+from fedcache.models.client_prior import (
+    ClientPrior,
+    ClientPriors,
+    add_offset,
+    class_counts,
+    estimate_log_prior,
+)
+from fedcache.models.saved_model import (
+    MOST_BYTES,
+    ModelFacts,
+    SavedModel,
+    chosen_clients,
+    collect,
+    computed_as,
+)
+from fedcache.parsing import Facts, Record, seeds_text
 from fedcache.process import Stop
 from fedcache.progress import Detail, Observer, Silent, piece_of_work
-from fedcache.runs.base_to_new import base_to_new, check_base_to_new, split_data
+from fedcache.runs.base_to_new import (
+    base_to_new,
+    check_base_to_new,
+    predictions,
+    split_data,
+)
 from fedcache.runs.directory import (
+    INDEX,
+    MODELS,
     DamagedRunError,
+    Identity,
     RunDirectory,
+    check_recordable,
+    code_of,
+    code_with_plugins,
     ends_one_run,
+    has_model,
+    header_of_models,
+    is_private,
     measured_of,
     owning,
 )
-from fedcache.runs.evaluate_prior import prior_accuracy
 from fedcache.runs.events import ALONE, GridPosition, OnRound, RunEvents, replay_stored, with_hooks
-from fedcache.runs.features import RunInputs
-from fedcache.runs.identity import Identity, code_of, code_with_plugins
+from fedcache.runs.features import (
+    OneStore,
+    Preparation,
+    RowSource,
+    RunInputs,
+    ShardRows,
+    StoreRows,
+    on_device,
+    training_device,
+)
 from fedcache.runs.origin import check_text
 from fedcache.runs.partitions import pinned_name
+from fedcache.runs.predict_run import MOST_SCORED, model_file
 from fedcache.runs.privacy_ledger import (
     LEDGER,
     Release,
@@ -62,7 +120,6 @@ from fedcache.runs.privacy_ledger import (
     record_release,
     reported_rounds,
 )
-from fedcache.runs.result_files import check_recordable, is_private
 from fedcache.runs.results import (
     SeedResult,
     files_of_clients,
@@ -71,26 +128,8 @@ from fedcache.runs.results import (
     seed_result,
     summarise,
 )
-from fedcache.runs.row_sources import (
-    OneStore,
-    Preparation,
-    RowSource,
-    ShardRows,
-    StoreRows,
-    on_device,
-    training_device,
-)
 from fedcache.runs.run import Run
-from fedcache.runs.run_models import (
-    KeptModels,
-    drop,
-    forecast_run,
-    save_seed,
-    seal,
-    training_run,
-    whole_seed,
-)
-from fedcache.runs.score import values_held_out
+from fedcache.runs.score import DIGITS, Order, choice_value, order_of_run, values_held_out
 from fedcache.runs.spec import (
     ResolvedRun,
     check_config,
@@ -99,8 +138,432 @@ from fedcache.runs.spec import (
     parse_seeds,
     setting_notes,
 )
-from fedcache.runs.stages import stage_scores
-from fedcache.store.files import digest_of
+from fedcache.store.files import (
+    digest_of,
+    file_sha256,
+    free_memory,
+    make_private,
+    read_sealed,
+    write_sealed,
+)
+
+# Class-incremental scores: the classes arrive in stages, and each stage trains on the classes that have arrived.
+#
+# A method whose uploads are sums over rows adds the rows of new classes to the sums of the earlier ones, so after
+# stage t it has the model of all rows of the first t groups of classes and keeps no row (Fani et al., "Accelerating
+# heterogeneous federated learning with closed-form classifiers", ICML 2024; Guan et al., "STSA: Federated
+# class-incremental learning via spatial-temporal statistics aggregation", arXiv:2506.01327). fedcache trains this
+# model from these rows, which gives the same sums. Rows of a class that has not arrived are neither trained on nor
+# tested, and the class is not predicted.
+
+
+def stage_of_classes(classes: int, stages: int, seed: int) -> NDArray[np.int64]:
+    """int64 [C]: the stage in which each class arrives, from 0; the order of the classes is drawn with the seed."""
+    order = np.random.default_rng(seed).permutation(classes)
+    stage_of = np.empty(classes, np.int64)
+    for stage, group in enumerate(np.array_split(order, stages)):
+        stage_of[group] = stage
+    return stage_of
+
+
+def stage_scores(
+    spec: TrainingRun, out: TrainingOutput, partition: Partition, stages: int
+) -> Facts:
+    """Accuracies as fractions of pooled test rows, and the stage of each class.
+
+    Let a_ts be the accuracy on the test rows of the classes of stage s after stage t, and A_t the accuracy on the test
+    rows of all classes of the stages up to t. Then ``average`` is the mean of A_t, ``final`` is the last A_t, and
+    ``forgetting`` is the mean over s < T of max_t<T a_ts - a_Ts (Chaudhry et al., ECCV 2018). ``after_each_stage`` has
+    A_t, and ``by_stage`` has the lists of a_ts, s <= t. A stage without test rows has the accuracy None, and the means
+    leave it out.
+
+    Args:
+        spec: the run.
+        out: of the run, on all classes; it is the last stage.
+        partition: of the run.
+        stages: T, at most the number of classes.
+
+    Raises FederatedRunError if the classes of the first stages have no training rows.
+    """
+    stage_of = stage_of_classes(spec.data.classes, stages, spec.seed)
+    label = spec.data.y.cpu().numpy()
+    # Class -1 of rows without a label takes the stage of the last class, so these rows are taken out.
+    row_stage = np.where(label >= 0, stage_of[label], stages)
+    train = partition.table.train
+    test = partition.test
+    after_each = []
+    by_stage = []
+    for stage in range(stages):
+        outcome = out
+        if stage < stages - 1:
+            arrived = row_stage[train.rows] <= stage
+            if not arrived.any():
+                number = stage + 1
+                raise FederatedRunError(
+                    f"The classes of stage {number} have no training rows.",
+                    "Use fewer stages, or leave --stages out.",
+                )
+            sizes = np.bincount(train.owner[arrived], minlength=len(train))
+            lists = RowLists.of_sizes(train.rows[arrived], sizes)
+            names = partition.table.names
+            clients = ClientTable.dealt(names, lists, np.empty(0, np.int64), None)
+            outcome = train_part(replace(spec, clients=clients, eval_every=0), out.hp)
+        model = outcome.deployed(None)
+        assert model is not None  # additive methods have one global model
+        rows = test[row_stage[test] <= stage]
+        predicted = predictions(model, spec, rows, torch.from_numpy(stage_of > stage))
+        right = predicted == label[rows]
+        after_each.append(_share(right))
+        by_stage.append([_share(right[row_stage[rows] == s]) for s in range(stage + 1)])
+    forgotten = []
+    for s in range(stages - 1):
+        earlier = [accuracies[s] for accuracies in by_stage[s : stages - 1]]
+        last = by_stage[-1][s]
+        if last is not None:
+            forgotten.append(max(value for value in earlier if value is not None) - last)
+    known = [accuracy for accuracy in after_each if accuracy is not None]
+    average = None
+    if known:
+        average = float(np.mean(known))
+    forgetting = None
+    if forgotten:
+        forgetting = float(np.mean(forgotten))
+    return {
+        "average": average,
+        "final": after_each[-1],
+        "forgetting": forgetting,
+        "after_each_stage": after_each,
+        "by_stage": by_stage,
+        "stage_of_class": stage_of.tolist(),
+    }
+
+
+def _share(right: NDArray[np.bool_]) -> float | None:
+    if not len(right):
+        return None
+    return float(right.mean())
+
+
+# The trained models of a run: which are kept, written with each seed, sealed with the result, and read back.
+#
+#     RUN/models/seed-0.safetensors   the models of one seed (``models.saved_model``)
+#     RUN/models/models.json          sealed: sha256 of each of these files, and of the result they belong to
+#
+# A seed's model is complete on disk before the seed counts as ended, and ``models.json`` is written just before
+# ``result.json``. So a killed run has no result, or it has all of its models. The digests of a result do not depend
+# on models: a result has the same bits with and without them, and removing models damages nothing.
+
+KEPT = ("all", "best", "none")
+COPIES = 4
+"""Copies of clients' tensors during writing: rows, a stack, and twice bytes (measured with 500 and 1,000 MB)."""
+
+
+class KeptModels:
+    """Decides which models of the runs of one command are kept. Raises UsageError for an unknown choice."""
+
+    def __init__(self, options: SaveModels, score: str | None = None) -> None:
+        if options.which not in KEPT:
+            raise unknown("--save-models", options.which, KEPT)
+        self.which = options.which
+        self.clients = options.clients
+        self.score = score
+        # The keys are method and held-out values, because models with different test rows are not compared.
+        # highest value so far by which runs are selected
+        self._seen: dict[tuple[str, ...], float] = {}
+        # the best run that has ended: its sort key, its directory and its digest
+        self._best: dict[tuple[str, ...], tuple[tuple[float, Order, str], Path, str]] = {}
+
+    def check_clients(self, names: Sequence[str]) -> None:
+        """Raise UsageError before training if a client to save is not in ``names``."""
+        if self.clients is not None:
+            chosen_clients(names, self.clients)
+
+    def check_room(
+        self, method: Method, load: Load, peak: Forecast, names: Sequence[str], free: int
+    ) -> None:
+        """Raise MachineError before training if the requested models of clients do not fit into memory to be written.
+
+        The part of a client is assumed to be as large as its state between rounds. A probe or an adapted model is
+        assumed to be as large as the model that the client trains.
+
+        Args:
+            method: of the run.
+            load: sizes of the run.
+            peak: memory of the training; the state of clients and server is still in memory at the end.
+            names: of the clients.
+            free: bytes of memory.
+        """
+        if self.which == "none" or self.clients in (None, "none"):
+            return
+        numbers = chosen_clients(names, self.clients)
+        # A state may also hold tensors that only training reads and that are not saved; then the model is smaller.
+        per_client = min(load.state_bytes, load.head_bytes)
+        # an adapted model with its optimiser, or a cache of rows
+        if method.personal_part is not less_training_state:
+            per_client = 2 * load.head_bytes + int(load.rows.mean()) * load.width * load.itemsize
+        # a probe that is trained for the model, in addition to the other tensors
+        if method.deploy is not keep_down:
+            per_client += load.head_bytes
+        clients = len(numbers)
+        size = per_client * clients
+        in_use = peak.above - peak.working
+        if in_use + COPIES * size > free:
+            megabytes = size / 1e6
+            free_megabytes = free / 1e6
+            most = MOST_BYTES / 1e6
+            raise MachineError(
+                f"The models of {clients:,} clients take {megabytes:,.0f} MB. To write the models, fedcache needs "
+                f"{COPIES} times as much memory, but only {free_megabytes:,.0f} MB are free.",
+                "To save the models of only some clients: --save-clients NAME,NAME. Without --save-clients, fedcache "
+                f"saves personal models only if they take at most {most:,.0f} MB.",
+            )
+
+    def note_on_stored(self, run: Path) -> str | None:
+        """A note if a stored run keeps other models than this command requests; None otherwise."""
+        if not has_model(run):
+            if self.which == "all":
+                return "The stored run has no saved model; --fresh trains the run again and saves a model."
+            return None
+        if self.which == "none":
+            return "The stored run keeps its models. To list them:  fedcache gc --kind models"
+        if self.clients is not None:
+            return (
+                "The stored run has only the models that were saved when it was trained. To save the models of "
+                "--save-clients, add --fresh."
+            )
+        return None
+
+    def wants(
+        self, method: str, accuracy: float | None, seeds: int, held_out: Sequence[str]
+    ) -> bool:
+        """Whether to write the model of a seed that has just ended. With several seeds, all models are written.
+
+        ``held_out`` are the values whose rows are the test set.
+        """
+        compared = self.which == "best" and seeds <= 1 and self.score is None
+        if not compared:
+            return self.which != "none"
+        kind = (method, *held_out)
+        seen = self._seen.get(kind, -1.0)
+        if accuracy is None or round(accuracy, DIGITS) < round(seen, DIGITS):
+            return False
+        self._seen[kind] = max(accuracy, seen)
+        return True  # also for an equal accuracy: the better run is known when this run ends
+
+    def ended(self, path: Path, result: Record) -> None:
+        """Compare a finished run with the best one so far, and remove the models of the worse run of the two."""
+        if self.which != "best":
+            return
+        mean = choice_value(result, self.score or "own")
+        digest = str(result["digest"])
+        kind = (str(result["method"]), *values_held_out(result))
+        best = self._best.get(kind)
+        # Several points of a grid may have this run: a method of a single round ignores --rounds.
+        if best is not None and path == best[1]:
+            return
+        # The same order as in ``Grid.ranked``.
+        order = (-round(mean or 0.0, DIGITS), order_of_run(result), digest)
+        is_worse = best is not None and order >= best[0]
+        if mean is None or is_worse:
+            drop_unless_requested(path, digest)
+            return
+        self._best[kind] = (order, path, digest)
+        self._seen[kind] = max(mean, self._seen.get(kind, -1.0))
+        if best is not None:
+            _, old_path, old_digest = best
+            drop_unless_requested(old_path, old_digest)
+
+
+def save_seed(
+    run: Path,
+    inputs: RunInputs,
+    spec: ResolvedRun,
+    identity: Identity,
+    out: TrainingOutput,
+    kept: KeptModels,
+    temperature: float | None,
+) -> tuple[bool, list[str]]:
+    """Write the models of a seed that has just ended.
+
+    Returns whether any model was written, and notes on models that were not. ``temperature`` is that of
+    ``models.calibrate``. Raises UsageError for a client to save that the run does not have.
+    """
+    data = inputs.data
+    features = inputs.features
+    # A model with live encoders reads images: its first backbone is the encoder.
+    template = None
+    encoder = None
+    if data.towers is not None:
+        template = data.towers.template
+        encoder = 0
+    facts = ModelFacts(
+        run=identity.digest,
+        seed=out.seed,
+        dataset=str(inputs.dataset["slug"]),
+        method=out.method,
+        code=identity.code,
+        hp=out.hp,
+        protocol=out.protocol,
+        rounds=len(out.records),
+        dtype=spec.requested.dtype,
+        classes=tuple(inputs.classes),
+        keys=features.arrays,
+        recipes=features.recipes,
+        widths=data.widths or (data.x.shape[2],),
+        views=data.x.shape[1],
+        feat_post=features.feat_post,
+        clients=len(out.clients),
+        saved={},
+        image=data.image,
+        names=data.names,
+        template=template,
+        encoder=encoder,
+        overrides=inputs.overrides,
+        computed=computed_as(features.how),
+        temperature=temperature,
+    )
+    clients = kept.clients
+    notes = []
+    if spec.trust.protects and facts.personal:
+        # A client's own part has no noise. An untrained part also reveals that its client was never drawn.
+        clients = "none"
+        notes.append(
+            "Personal models are not saved, because epsilon does not cover personal models."
+        )
+    try:
+        collected = collect(out, facts, data, features.scaling, clients)
+    except UsageError as error:
+        # A client that the user named must be saved; otherwise, a note is enough.
+        if kept.clients not in (None, "all", "none"):
+            raise
+        return False, [f"No model is saved: {error.message} {error.hint}"]
+    if collected is None:
+        return False, []
+    make_private(run / MODELS)
+    collected.model.save(model_file(run, out.seed))
+    return True, [*notes, *collected.notes]
+
+
+def seal(run: Path, digest: str, result: str, seeds: Sequence[int], kept: KeptModels) -> None:
+    """Write the list of the models of these seeds; nothing if no model was written.
+
+    ``digest`` is that of the run, ``result`` that of its result.
+    """
+    index = run / MODELS / INDEX
+    files = [model_file(run, seed) for seed in seeds]
+    files = [file for file in files if file.is_file()]
+    if not files:
+        return
+    which = kept.which
+    with suppress(CorruptionError):
+        before = read_sealed(index, header_of_models(digest))
+        # Models that another command keeps stay, also if a grid that keeps the best model adds seeds.
+        if before is not None and before.content["kept"] != "best":
+            which = before.content["kept"]
+    listed = {}
+    for file in files:
+        listed[file.name] = {"sha256": file_sha256(file), "bytes": file.stat().st_size}
+    content = {"result": result, "files": listed, "kept": which}
+    write_sealed(index, header_of_models(digest), content)
+
+
+def whole_seed(run: Path, digest: str, seed: int) -> bool:
+    """Whether the model of a seed of an unfinished run is stored and belongs to this run and seed."""
+    try:
+        facts = SavedModel.load(model_file(run, seed)).facts
+    except FedcacheError:
+        return False
+    return (facts.run, facts.seed) == (digest, seed)
+
+
+def drop(run: Path, seeds: Sequence[int] | None = None) -> None:
+    """Remove the models of some seeds of a run, or of all; the other models are listed again with the next result.
+
+    The list of models is removed first. So another process that reads the run finds no models, and not damaged ones.
+    """
+    (run / MODELS / INDEX).unlink(missing_ok=True)
+    if seeds is None:
+        shutil.rmtree(run / MODELS, ignore_errors=True)
+        return
+    for seed in seeds:
+        model_file(run, seed).unlink(missing_ok=True)
+
+
+def drop_unless_requested(run: Path, digest: str) -> None:
+    """Remove the models of a grid's point that is not the best, unless another command keeps them."""
+    try:
+        found = read_sealed(run / MODELS / INDEX, header_of_models(digest))
+    except CorruptionError:
+        return
+    if found is not None and found.content["kept"] == "best":
+        drop(run)
+
+
+def training_run(inputs: RunInputs, spec: ResolvedRun, seed: int) -> TrainingRun:
+    """The engine's description of one seed of a run."""
+    return TrainingRun(
+        inputs.method,
+        inputs.data,
+        inputs.partitions[seed].clients,
+        rounds=spec.rounds,
+        participation=spec.participation,
+        sampling=spec.sampling,
+        timing=spec.timing,
+        seed=seed,
+        dtype=spec.dtype,
+        eval_every=spec.requested.eval_every,
+        eval_clients=spec.eval_clients,
+        overrides=inputs.overrides,
+        trust=spec.trust,
+        identity=digest_of_data(inputs, spec, seed),
+        execution=spec.execution,
+    )
+
+
+def digest_of_data(inputs: RunInputs, spec: ResolvedRun, seed: int) -> str:
+    """Digest of one seed of a run without its hyperparameters and its execution. It is the key of simulated noise.
+
+    So the noise of a run is the same for every execution, and the same as for this run as a point of a grid. It differs
+    between runs whose clients send different values, or whose server uses them differently.
+    """
+    left_out = {"set", "execution", "together", "device", "engine"}
+    settings = {name: value for name, value in spec.to_identity().items() if name not in left_out}
+    partition = inputs.partitions[seed]
+    parts = [settings, inputs.features.digests, inputs.dataset["digest"], partition.digest]
+    return digest_of(parts)
+
+
+def forecast_run(
+    inputs: RunInputs,
+    spec: ResolvedRun,
+    points: int = 1,
+    kept: KeptModels | None = None,
+    place: Path | None = None,
+) -> tuple[ExecutionPlan, Forecast]:
+    """The execution and the memory of a run, or of ``points`` points of a grid together.
+
+    Raises UsageError for a forced execution that is not possible, and for a robust rule that needs more clients in a
+    round. Raises MachineError if the peak or the models that are ``kept`` do not fit into memory, or if the state of
+    clients between rounds does not fit on the disk of ``place``.
+    """
+    spec.trust.check_round(clients_per_round(spec.participation, len(inputs.clients)))
+    first_seed = training_run(inputs, spec, spec.seeds[0])
+    execution, load = plan(first_seed, inputs.settings, points=points)
+    peak = forecast(
+        load,
+        execution,
+        opt=str(inputs.settings.get("opt", "sgd")),
+        stacked="stack" in inputs.method.pool(inputs.settings).values(),
+        closed=not inputs.method.gradient,
+    )
+    refuse_too_much(peak, load, execution, free_memory_on(load.device), loaded=True)
+    personal = inputs.method.protocol(inputs.settings) != "global" and not spec.trust.protects
+    if kept is not None and personal:
+        kept.check_room(inputs.method, load, peak, names_of(inputs.clients), free_memory())
+    if place is not None:
+        refuse_too_little_room(load, execution, place)
+    return execution, peak
+
 
 CHECKPOINT_EVERY = 2.0
 """Seconds between checkpoints. A killed run loses at most this time, unless its states are slow to write."""
@@ -226,6 +689,49 @@ def _return_stored(run: OpenRun, stored: Run) -> Run:
         observer.note(note)
     replay_stored(observer, stored.path, stored.result, position)
     return stored
+
+
+PRIOR_FIGURES = ("own_rows", "own_rows_with_prior", "all_rows", "all_rows_with_prior")
+
+
+def prior_accuracy(
+    spec: TrainingRun, out: TrainingOutput, partition: Partition, kind: str, temperature: float
+) -> tuple[dict[str, float] | None, str | None]:
+    """Accuracy of one model without and with the prior of each client, and a caution if the prior may be wrong.
+
+    The accuracies are means over tested clients, as fractions: on the client's own test rows, and on all test rows.
+    They are None without a labelled test row.
+    """
+    model = out.deployed(None)
+    assert model is not None
+    label = spec.data.y.cpu().numpy()
+    table = partition.table
+    priors = ClientPriors.of(kind, class_counts(table.train, label, spec.data.classes))
+    rows = partition.test[label[partition.test] >= 0]
+    if not len(rows):
+        return None, priors.caution()
+    truth = label[rows]
+    scores = torch.from_numpy(scores_of_rows(model, spec, rows))
+    plain = scores.argmax(-1).numpy() == truth
+    figures = []
+    # All test rows are scored with the prior of each client.
+    step = max(1, len(table) * len(rows) // MOST_SCORED)
+    for number in range(0, len(table), step):
+        own_rows = np.flatnonzero(np.isin(rows, table.test_of(number)))
+        if not len(own_rows):
+            continue
+        if kind == "em":
+            probabilities = (scores[own_rows] / temperature).softmax(-1).numpy()
+            log_prior = estimate_log_prior(probabilities, priors.shares)
+        else:
+            log_prior = priors.log_prior(number)  # here ``priors`` has a row for every client
+        offset = ClientPrior(table.names[number], kind, log_prior).offset(temperature)
+        right = add_offset(scores, offset).argmax(-1).numpy() == truth
+        figures.append((plain[own_rows].mean(), right[own_rows].mean(), plain.mean(), right.mean()))
+    if not figures:
+        return None, priors.caution()
+    means = np.mean(figures, 0).tolist()
+    return dict(zip(PRIOR_FIGURES, means, strict=True)), priors.caution()
 
 
 # Prepare: find the method, the features and the partitions, and fill in every default.
@@ -409,7 +915,7 @@ def open_run(
     return opened
 
 
-def _identity_of_config(spec: ResolvedRun) -> dict[str, Any]:
+def _identity_of_config(spec: ResolvedRun) -> Facts:
     """The settings of a configuration. The name of the preset is left out, because its hyperparameters are included.
 
     The name is kept for a run with noise, because it is a part of the key of simulated noise.
@@ -520,7 +1026,7 @@ class OpenRun:
         """
         return self.inputs.partition_name is None and not self.spec.engine
 
-    def _config_of(self, spec: ResolvedRun) -> dict[str, Any]:
+    def _config_of(self, spec: ResolvedRun) -> Facts:
         """The ``[train]`` section that runs these seeds again, on the same partition."""
         table = {**spec.to_config(), **self.inputs.choices}
         digests = {partition.digest for partition in self.inputs.partitions.values()}
@@ -736,9 +1242,9 @@ class OpenRun:
     def finish(
         self,
         *,
-        result: Mapping[str, Any] | None = None,
+        result: Record | None = None,
         seconds: Mapping[str, float] | None = None,
-        measured: Mapping[str, Any] | None = None,
+        measured: Record | None = None,
     ) -> Run:
         """Store the result of all seeds, and warn of problems of the seeds that this command trained.
 
@@ -995,8 +1501,8 @@ class SeedTraining:
         self,
         point: int,
         number: int,
-        metrics: dict[str, Any],
-        traffic: dict[str, Any],
+        metrics: Facts,
+        traffic: Facts,
         snapshot: Callable[[], Snapshot],
     ) -> None:
         """Publish a round that a run has ended, and write its state if a checkpoint is due."""

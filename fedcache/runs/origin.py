@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from fedcache.errors import FedcacheError, StoreError
 from fedcache.extract.planning.find_store import more_features
+from fedcache.parsing import Record
 from fedcache.runs.directory import train_table
 from fedcache.store.manifest import find_text, text_of_array
 from fedcache.store.store import Store
 
 
-def store_behind(run: Path, result: Mapping[str, Any]) -> Store | None:
+def store_behind(run: Path, result: Record) -> Store | None:
     """The store of a run's dataset: the one in its configuration, else one of the run's home; None if it is gone."""
     digest = str(result["dataset"]["digest"])
     named = train_table(run).get("store")

@@ -34,6 +34,7 @@ from fedcache.federate.partition.partition import (
     with_column,
 )
 from fedcache.federate.partition.scheme import FEWER
+from fedcache.parsing import Facts, Record
 from fedcache.progress import Detail, Observer
 from fedcache.store import export
 from fedcache.store.catalog import ingest_command, is_ingested
@@ -95,7 +96,7 @@ def columns_of(store: Store) -> Columns:
     )
 
 
-def typed_arguments(scheme: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def typed_arguments(scheme: str, given: Record) -> Facts:
     """Words from the command line in the types that the scheme declares; ``make`` refuses unknown names later."""
     if scheme not in SCHEMES:
         raise unknown("partition scheme", scheme, SCHEMES)
@@ -168,7 +169,7 @@ def make_partition(
     return made
 
 
-def need_scheme(scheme: str | None, arguments: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def need_scheme(scheme: str | None, arguments: Record) -> tuple[str, Facts]:
     """Scheme and arguments after ``with_column``. Raises UsageError if they name no scheme."""
     chosen, given = with_column(scheme, arguments)
     if chosen is None:
@@ -294,7 +295,7 @@ def single_class_warning(
 
 def default_partition(
     method: Method, store: Store, config: PartitionConfig, domain: Sequence[str], observer: Observer
-) -> tuple[str, dict[str, Any]]:
+) -> tuple[str, Facts]:
     """Scheme and arguments of a partition: those of the user, else those of the method's paper, with a note."""
     scheme, arguments = with_column(config.scheme, config.options)
     if scheme is None:
@@ -714,7 +715,7 @@ def hints_name_the_store(*, dataset: str | None, store: str | Path | None) -> It
 # The values of the argument ``hold_out``.
 
 
-def with_whole_value(store: Store, arguments: dict[str, Any]) -> dict[str, Any]:
+def with_whole_value(store: Store, arguments: Facts) -> Facts:
     """Arguments in which ``hold_out`` is one value, if its text is a value with a comma and not several values."""
     word = arguments.get("hold_out")
     by = arguments.get("by") or "domain"
@@ -727,7 +728,7 @@ def with_whole_value(store: Store, arguments: dict[str, Any]) -> dict[str, Any]:
     return arguments
 
 
-def check_held_out_domains(store: Store, arguments: Mapping[str, Any]) -> None:
+def check_held_out_domains(store: Store, arguments: Record) -> None:
     """Raise UsageError if a held-out value is not a domain, unless the argument ``by`` names another column.
 
     The error names the columns that have the value.

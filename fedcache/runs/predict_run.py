@@ -3,55 +3,487 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from fedcache.config import ExtractConfig, Home
-from fedcache.errors import StoppedError, StoreError, UsageError, shell_word, unknown
+from fedcache.config import CLIENT_PRIORS, ExtractConfig, Home
+from fedcache.errors import (
+    CorruptionError,
+    FedcacheError,
+    StoppedError,
+    StoreError,
+    UsageError,
+    shell_word,
+    unknown,
+)
 from fedcache.extract.device import resolve_device
 from fedcache.extract.planning.find_store import need_store
 from fedcache.federate.engine.client_data import FrozenEncoders, prepare_features
 from fedcache.federate.engine.evaluate import BLOCK
 from fedcache.federate.engine.method import Method
 from fedcache.federate.methods import NAMES
-from fedcache.models.evaluate import Measures, measure, model_labels, rows_of_store
-from fedcache.models.model import Model
-from fedcache.models.personalise import NewClient, personalise, settled, trains
-from fedcache.models.predictions import Prediction
-from fedcache.models.predictor import Predictor, array_keys, encoders_of
-from fedcache.models.saved_model import (
-    ModelFacts,
-    ModelOptions,
-    PersonaliseOptions,
-    PredictOptions,
-    SavedModel,
-    check_place,
+from fedcache.federate.partition.partition import Partition
+from fedcache.models.client_prior import (
+    ClientPrior,
+    ClientPriors,
+    class_counts,
+    estimate_log_prior,
 )
-from fedcache.models.sources import (
+from fedcache.models.evaluate import (
+    LabelledRows,
+    Measures,
+    PriorAccuracy,
+    measure,
+    measure_prior,
+    model_labels,
+    rows_of_store,
+)
+from fedcache.models.model import Model
+from fedcache.models.predictor import (
+    Prediction,
+    Predictor,
+    array_keys,
+    encoders_of,
     find_inputs,
     predict_embeddings,
     predict_images,
     predict_store,
     rows_of_split,
 )
+from fedcache.models.saved_model import (
+    ModelFacts,
+    ModelOptions,
+    NewClient,
+    PersonaliseOptions,
+    PredictOptions,
+    SavedModel,
+    personalise,
+    settled,
+    trains,
+)
+from fedcache.models.saved_model import check_place as check_output
 from fedcache.notebooks import percent
+from fedcache.parsing import Facts, Record
 from fedcache.process import Stop, usual_torch_state
 from fedcache.progress import Observer, Silent, piece_of_work
-from fedcache.runs.directory import command_saving, result_of, run_folder
-from fedcache.runs.evaluate_prior import with_client_prior
-from fedcache.runs.identity import code_digest
-from fedcache.runs.result_files import client_columns, is_private
-from fedcache.runs.run_models import load_seed, seeds_of
+from fedcache.runs.directory import (
+    INDEX,
+    MODELS,
+    check_place,
+    client_columns,
+    code_digest,
+    command_again,
+    command_saving,
+    header_of_models,
+    is_private,
+    read_result,
+    result_of,
+    run_folder,
+    train_table,
+)
+from fedcache.runs.origin import store_behind
+from fedcache.runs.partitions import load_partition
+from fedcache.store.files import digest_of, file_sha256, read_sealed
 from fedcache.store.store import Store
 from fedcache.tables.embeddings import open_embeddings
 from fedcache.tables.splits import SPLIT_NAMES
 from fedcache.tables.words import some_names
+
+# Scores the clients of a run on their own test rows, without and with a client prior.
+#
+# For this, the module finds the run of a model and the rows of that run, for ``evaluate_sets`` too.
+
+MOST_ESTIMATED = 1 << 20
+"""Limit for probabilities from which ``em`` estimates a client's class shares. Above it, ``em`` uses every k-th row."""
+
+
+def with_client_prior(
+    predictor: Predictor, place: Path, options: ModelOptions, home: Home, observer: Observer
+) -> Predictor:
+    """The model with the prior of the client that ``options`` name; the same model for the prior ``none``.
+
+    Raises UsageError without a client, and for ``em``, which needs all rows at once; other errors as ``PriorTests.of``.
+    """
+    kind = options.client_prior
+    name = options.client
+    if kind == "none":
+        return predictor
+    if kind == "em":
+        raise UsageError(
+            "--client-prior em estimates class shares from test rows, so only `fedcache evaluate` "
+            "accepts it.",
+            "--client-prior counts",
+        )
+    if name is None:
+        raise UsageError(
+            "--client-prior adds the class prior of one client, but no client was given.",
+            "--client NAME",
+        )
+    # The source None stands for the run's own store.
+    tests = PriorTests.of(place, predictor, None, kind, home, [name], observer)
+    number = tests.own.partition.table.names.index(name)
+    # ``priors`` has one row for each scored client. ``numbers`` has their numbers, sorted.
+    row_in_priors = int(np.searchsorted(tests.numbers, number))
+    log_prior = tests.priors.log_prior(row_in_priors)
+    return replace(predictor, prior=ClientPrior(name, kind, log_prior))
+
+
+def find_run(place: Path, digest: str, home: Home) -> tuple[Path, Facts] | None:
+    """The directory and result of a model's run, searched next to the model and in the home; None if it is gone."""
+    for folder in (run_folder(place), home.runs / digest[:16]):
+        with suppress(FedcacheError):  # a damaged run
+            found = result_of(folder, digest)
+            if found is not None:
+                return folder, found
+    return None
+
+
+def partition_of_seed(
+    folder: Path, result: Record, seed: int, store: Store | None
+) -> Partition | None:
+    """The partition that a seed of a run was trained on; None if it is gone or has other rows now.
+
+    Raises StoreError; CorruptionError for a partition that was changed.
+
+    Args:
+        folder: the run's directory, which has the partitions that were made for the run.
+        result: of the run.
+        seed: of the run.
+        store: of the dataset, which has the saved partitions; None if the store is gone.
+    """
+    file = folder / f"partition-{seed}.partition"
+    if file.is_file():
+        partition = Partition.load(file, dataset=str(result["dataset"]["digest"]))
+    elif store is not None:
+        name = train_table(folder).get("partition") or result["partition"]["name"]
+        try:
+            partition = load_partition(store, str(name))
+        except UsageError:  # no such file or saved partition
+            return None
+    else:
+        return None
+    if partition.digest not in result["partition"]["digests"]:
+        return None
+    return partition
+
+
+def no_test_rows() -> StoreError:
+    """The error if no client is tested on a row that is evaluated."""
+    return StoreError(
+        "No client has a test row among the rows that are evaluated.",
+        "Leave --split out, or use --split test.",
+    )
+
+
+@dataclass(frozen=True)
+class OwnRows:
+    """The rows that a model's run was trained and tested on."""
+
+    store: Store
+    partition: Partition  # of the model's seeds
+    label: NDArray[np.int64]  # [N], number of the model's class; -1 if it is unknown
+    private: bool  # whether the run has differential privacy
+
+    @classmethod
+    def of(
+        cls, place: Path, first: Predictor, source: object | None, home: Home, option: str
+    ) -> OwnRows:
+        """The rows of a model's run, for an option that needs the test rows and class scores of its clients.
+
+        Args:
+            place: the directory of a run, or a model file.
+            first: the model, or that of the first client.
+            source: of the rows that are evaluated. It must be the run's own store; None means this store.
+            home: with the run.
+            option: its name.
+
+        Raises UsageError for a method or data that ``option`` cannot use, StoreError for a run whose partition is gone.
+        """
+        facts = first.members[0].facts
+        run = facts.run[:12]
+        found = find_run(place, facts.run, home)
+        if found is None:
+            raise StoreError(
+                f"The run {run} no longer exists, but {option} needs its partition.",
+                "fedcache runs list",
+            )
+        folder, result = found
+        if source is None:
+            source = store_behind(folder, result)
+        if not isinstance(source, Store) or source.dataset["digest"] != result["dataset"]["digest"]:
+            own_store = store_behind(folder, result)
+            hint = "fedcache ls"
+            if own_store is not None:
+                hint = f"--store {shell_word(own_store.path)}"
+            raise UsageError(
+                f"{option} needs the store that the run was trained on, because no other store has "
+                "the clients' rows.",
+                hint,
+            )
+        store = source
+        if first.deployed[0].method.by_similarity(facts.hp):
+            raise UsageError(
+                f"{facts.method} predicts by similarity to prototypes, but {option} needs class "
+                "scores.",
+                f"Leave {option} out.",
+            )
+        partitions = []
+        # A run of --clients-from has no partition of one store, so the check below refuses it.
+        if not train_table(folder).get("clients_from"):
+            for member in first.members:
+                of_seed = partition_of_seed(folder, result, member.facts.seed, store)
+                if of_seed is not None:
+                    partitions.append(of_seed)
+        if len(partitions) < len(first.members):
+            raise StoreError(
+                f"The partition of the run {run} is not available, and {option} needs it.",
+                f"Leave {option} out.",
+            )
+        partition = partitions[0]
+        if any(other.digest != partition.digest for other in partitions):
+            raise UsageError(
+                f"{option} needs a single seed, because each seed has its own partition.",
+                f"--seed {facts.seed}",
+            )
+        samples = store.samples
+        label = model_labels(np.asarray(samples.label, np.int64), samples.classes, first.classes)
+        label = np.where(samples.ok == 1, label, -1)
+        return cls(store, partition, label, is_private(result))
+
+
+@dataclass(frozen=True)
+class PriorTests:
+    """The clients of a run, with their test rows and priors."""
+
+    own: OwnRows
+    priors: ClientPriors
+    # [K], sorted: for each scored client, thus for each row of ``priors``, its number in the partition
+    numbers: NDArray[np.int64]
+    # names of clients that are scored by their own models; None if one model scores all
+    own_models: frozenset[str] | None
+
+    @classmethod
+    def of(
+        cls,
+        place: Path,
+        first: Predictor,
+        source: object | None,
+        kind: str,
+        home: Home,
+        clients: Sequence[str] | None,
+        observer: Observer,
+    ) -> PriorTests:
+        """The clients of a model's run.
+
+        Args:
+            place, first, source, home: as of ``OwnRows.of``.
+            kind: of the prior.
+            clients: names of the clients that are scored, each by its own model; None to score all by one model.
+            observer: receives a warning if the class counts do not fit the prior.
+
+        Raises UsageError for a method without client priors; other errors as ``OwnRows.of``.
+        """
+        if kind not in CLIENT_PRIORS:
+            raise unknown("client prior", kind, CLIENT_PRIORS)
+        own = OwnRows.of(place, first, source, home, "--client-prior")
+        facts = first.members[0].facts
+        if "labels" not in first.deployed[0].method.reads(facts.hp):
+            raise UsageError(
+                f"{facts.method} trains without labels, but a client prior needs class counts.",
+                "Leave --client-prior out.",
+            )
+        if kind in ("fitted", "em") and own.private:
+            raise UsageError(
+                f"The run has differential privacy. --client-prior {kind} reads the class counts of all clients, and "
+                "epsilon does not cover these counts.",
+                "--client-prior counts",
+            )
+        table = own.partition.table
+        # A row counts once for each client that is tested on it.
+        test_rows = int(table.test_sizes.sum())
+        step = max(1, -(-test_rows // MOST_SCORED))
+        numbers = np.arange(0, len(table), step)
+        own_models = None
+        if clients is not None:
+            # ``clients`` are all clients of the model or the requested one, which is always scored.
+            if clients[0] not in table.names:
+                raise unknown("client", clients[0], table.names)
+            numbers = np.union1d(numbers, table.names.index(clients[0]))
+            own_models = frozenset(clients)
+        counts = class_counts(table.train.take(numbers), own.label, len(first.classes))
+        priors = ClientPriors.of(kind, counts)
+        # The warning names a concentration, which a private run does not disclose.
+        caution = None
+        if not own.private:
+            caution = priors.caution()
+        if caution is not None:
+            observer.warn(caution)
+        return cls(own, priors, numbers, own_models)
+
+    def measured(
+        self, first: Predictor, rows: LabelledRows, observer: Observer, stop: Stop
+    ) -> PriorAccuracy:
+        """The accuracy on ``rows`` of the store, without and with the prior.
+
+        Raises StoreError without a test row, StoppedError after a stop.
+        """
+        wanted = np.zeros(self.own.store.rows, bool)
+        wanted[rows.rows] = True
+        with piece_of_work(observer, "client priors", len(self.numbers), "clients"):
+            tests = self._tests(first, wanted, observer, stop)
+            by_client = measure_prior(self.own.store, tests, self.own.label)
+        if not by_client:
+            raise no_test_rows()
+        return PriorAccuracy(
+            self.priors.kind, self.priors.concentration, self.own.partition.test_protocol, by_client
+        )
+
+    def _tests(
+        self, first: Predictor, wanted: NDArray[np.bool_], observer: Observer, stop: Stop
+    ) -> Iterator[tuple[ClientPrior, Predictor, NDArray[np.int64]]]:
+        """Yield the prior, the model and the test rows of each client."""
+        table = self.own.partition.table
+        for row_in_priors, number in enumerate(self.numbers.tolist()):
+            if stop.requested:
+                raise StoppedError(
+                    "Stopped before every client was evaluated.", "Run the same command again."
+                )
+            observer.advance(1)
+            name = table.names[number]
+            predictor = first
+            if self.own_models is not None:
+                if name not in self.own_models:
+                    continue
+                predictor = replace(first, client=name)
+            test = np.asarray(table.test_of(number), np.int64)
+            test = test[wanted[test]]
+            if self.priors.kind == "em":
+                log_prior = self._estimated(predictor, test, row_in_priors)
+            else:
+                log_prior = self.priors.log_prior(row_in_priors)
+            yield ClientPrior(name, self.priors.kind, log_prior), predictor, test
+
+    def _estimated(
+        self, predictor: Predictor, test: NDArray[np.int64], row_in_priors: int
+    ) -> NDArray[np.float64]:
+        """The log-prior [C] of ``em``, from a sample of a client's test rows that limits the memory."""
+        shares = self.priors.shares
+        if self.own_models is not None:
+            # The client's own model has learned the class shares of its client.
+            counts = self.priors.counts[row_in_priors]
+            shares = counts / max(1, counts.sum())
+        classes = len(shares)
+        step = max(1, -(-len(test) * classes // MOST_ESTIMATED))
+        # The empty array gives ``concatenate`` something to work on if there are no test rows.
+        probabilities = [np.empty((0, classes))]
+        for _, scores in predictor.over_store(self.own.store, test[::step]):
+            probabilities.append(predictor.mean_probability(scores))
+        return estimate_log_prior(np.concatenate(probabilities), shares)
+
+
+def model_file(run: Path, seed: int) -> Path:
+    """The path of the models of a seed."""
+    return run / MODELS / f"seed-{seed}.safetensors"
+
+
+def seeds_of(run: Path, word: str | None) -> list[int]:
+    """The seeds of a run that ``word`` requests: a number, ``all``, or None for the first seed with a model.
+
+    Raises StoreError for a run without a result, UsageError for another word; for None, errors as of ``load_seed``.
+    """
+    result = finished_result(run)
+    seeds = [int(seed) for seed in result["seeds"]]
+    if word is None:
+        # A listed model whose file is missing is not passed over: ``load_seed`` refuses it.
+        listed = _index_of(run, result)
+        with_model = [seed for seed in seeds if model_file(run, seed).name in listed["files"]]
+        return (with_model or seeds)[:1]
+    if word == "all":
+        return seeds
+    try:
+        return [int(word)]
+    except ValueError:
+        numbers = ", ".join(map(str, seeds))
+        raise UsageError(
+            f"--seed {word!r} is not a seed of the run.", f"Use --seed with {numbers} or all."
+        ) from None
+
+
+def finished_result(run: Path) -> Facts:
+    """The result in a directory. Raises StoreError for a run without one, DamagedRunError for one that was changed."""
+    if not (run / "result.json").exists():
+        raise StoreError(
+            f"{run} is not a finished run.", "fedcache runs list   lists the finished runs."
+        )
+    result = read_result(run / "result.json")
+    check_place(run, result)
+    return result
+
+
+def _index_of(run: Path, result: Record) -> Facts:
+    """The content of the list of a run's models; errors as of ``load_seed``."""
+    hint = train_again(run, result)
+    try:
+        found = read_sealed(run / MODELS / INDEX, header_of_models(str(result["digest"])))
+    except CorruptionError as error:
+        raise CorruptionError(error.message, hint) from error
+    if found is None:
+        raise StoreError(f"The run {run.name} has no saved model.", hint)
+    content: Facts = found.content
+    return content
+
+
+def load_seed(run: Path, seed: int | None = None) -> SavedModel:
+    """The models of one seed of a finished run; None is the first seed with a model.
+
+    Raises StoreError for a run without models, UsageError for a seed that the run does not have, CorruptionError for
+    files that were changed or belong to another result.
+    """
+    result = finished_result(run)
+    hint = train_again(run, result)
+    index = _index_of(run, result)
+    seeds = [int(number) for number in result["seeds"]]
+    if seed is None:
+        seed = seeds_of(run, None)[0]
+    elif seed not in seeds:
+        numbers = ", ".join(map(str, seeds))
+        raise UsageError(f"The run has no seed {seed}.", f"The run has the seeds {numbers}.")
+    path = model_file(run, seed)
+    listed = index["files"].get(path.name)
+    if listed is None:
+        raise StoreError(f"The run has no model of seed {seed}.", hint)
+    if index["result"] != digest_of(result):
+        raise CorruptionError(
+            f"The models in {run / MODELS} and the result in {run / 'result.json'} are from different trainings.",
+            hint,
+        )
+    if not path.is_file() or file_sha256(path) != listed["sha256"]:
+        raise CorruptionError(f"{path} is missing or was changed.", hint)
+    return SavedModel.load(path)
+
+
+def train_again(run: Path, result: Record) -> str:
+    """A hint: the command that trains the models of a finished run again, and its cost."""
+    command = command_again(run)
+    own_name = str(result["digest"])[:16]
+    if run.name != own_name:  # moved or copied; the command makes it under its own name
+        return f"To train the run again, in the directory {own_name} of your runs:  {command}"
+    if is_private(result):
+        return (
+            "The run is private. A new training draws new noise, spends as much privacy again (fedcache ls "
+            f"--privacy) and replaces the result.  {command}"
+        )
+    return f"To train the run again and save a model:  {command}"
+
+
+MOST_SCORED = 1_000_000
+"""Limit for test rows of clients, each row counted once per client. Above it, only every k-th client is scored."""
 
 
 def open_predictor(
@@ -339,7 +771,7 @@ class Personalised:
         model = f"{self.method} from {self.rows:,} rows"
         return f"Personalised({self.client}, {model}: {shown}, {self.path})"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Facts:
         """The ``data`` of the envelope."""
         measures = None
         if self.measures is not None:
@@ -438,7 +870,7 @@ def personalise_run(
 
 def check_new(path: Path) -> None:
     """Raise UsageError for a file that exists already, that is no .safetensors, or whose folder is missing."""
-    check_place(path)
+    check_output(path)
     if path.exists():
         raise UsageError(
             f"{path} exists already.",

@@ -14,13 +14,13 @@ whole home, the later releases are missing in it, and this cannot be noticed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from fedcache.errors import CorruptionError, FedcacheError
 from fedcache.federate.trust.accounting import Spent, epsilons
+from fedcache.parsing import Facts, Record
 from fedcache.store.files import (
     SealedLines,
     explain_disk_errors,
@@ -149,7 +149,7 @@ def _rounds_file(ledger: Path, run: str, seed: int) -> Path:
     return ledger.parent / ROUNDS / f"{run}-{seed}.json"
 
 
-def _rounds_header(run: str, seed: int) -> dict[str, Any]:
+def _rounds_header(run: str, seed: int) -> Facts:
     return {"kind": "number of published rounds", "run": run, "seed": seed}
 
 
@@ -223,7 +223,7 @@ def totals_of_datasets(releases: Iterable[Release]) -> list[DatasetTotal]:
     return of_datasets
 
 
-def _together(group: Sequence[Release]) -> dict[str, Any]:
+def _together(group: Sequence[Release]) -> Facts:
     """Fields that ``Total`` and ``DatasetTotal`` share, for a group of releases."""
     delta = min(release.delta for release in group)
     spent = (Spent(release.noise, release.share, release.rounds) for release in group)
@@ -272,7 +272,7 @@ def _damaged(ledger: Path, error: OSError | ValueError) -> FedcacheError:
 # The privacy of a run as text.
 
 
-def describe_privacy(cost: Mapping[str, Any]) -> str:
+def describe_privacy(cost: Record) -> str:
     """The privacy guarantee of a run and its limits as text; ``cost`` is that of ``ResolvedRun.privacy_cost``."""
     if not cost["noise"]:
         return "Privacy: none, because updates are clipped but no noise is added."
@@ -310,7 +310,7 @@ def describe_privacy(cost: Mapping[str, Any]) -> str:
     )
 
 
-def _tight(figures: Mapping[str, Any]) -> str:
+def _tight(figures: Record) -> str:
     """Epsilon by privacy loss distributions, as text."""
     if figures["epsilon_pld"] is None:
         return "too large to be worth computing"

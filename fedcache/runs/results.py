@@ -22,21 +22,22 @@ from fedcache.federate.partition.client_table import (
     NumberedNames,
 )
 from fedcache.federate.partition.partition import Partition
-from fedcache.parsing import as_lists
+from fedcache.parsing import Facts, Record, as_lists
 from fedcache.plugins import Plugin
 from fedcache.progress import VALIDATION_ACCURACY
 from fedcache.runs.base_to_new import harmonic_mean
-from fedcache.runs.events import number
-from fedcache.runs.features import RunInputs
-from fedcache.runs.identity import Identity
-from fedcache.runs.result_files import (
+from fedcache.runs.directory import (
     CLIENTS_FILE,
     CLIENTS_IN_RESULT,
     ROWS_FILE,
     ClientColumns,
+    Identity,
     TestRows,
     rows_file,
 )
+from fedcache.runs.events import number
+from fedcache.runs.features import RunInputs
+from fedcache.runs.score import mean_std
 from fedcache.runs.spec import ResolvedRun
 
 ARRAYS = {"per_client": np.float64, "classes_owned": np.int64, "validation_per_client": np.float64}
@@ -58,7 +59,7 @@ class SeedResult:
     # scalars and bytes that one client sends and receives in a round, means over clients and rounds; scalars also as
     # the paper counts
     per_round: dict[str, float]
-    rounds: list[dict[str, Any]]  # records without times
+    rounds: list[Facts]  # records without times
     protocol: str  # global | personalised | everywhere
     fidelity: str  # exact | cached_views | approx
     execution: str  # how clients were computed: sequential | batched | gram
@@ -70,7 +71,7 @@ class SeedResult:
     trainable: int  # scalars of the deployed model that training sets
     warnings: list[str]  # sentences
     seconds: float  # wall time; stored in measured.json only
-    measured: dict[str, Any]  # seconds per round; stored in measured.json only
+    measured: Facts  # seconds per round; stored in measured.json only
     attackers: list[str] = field(default_factory=list)  # names of the clients that attacked
     # labelled test rows by (label, predicted class); a row counts once for every model that is scored on it
     confusion: list[list[int]] | None = None
@@ -84,11 +85,11 @@ class SeedResult:
     # accuracy of the class texts that the method starts from, without training
     zero_shot: float | None = None
     client_prior: dict[str, float] | None = None  # accuracy without and with the client prior
-    stages: dict[str, Any] | None = None  # ``stage_scores``; None for a single stage
+    stages: Facts | None = None  # ``stage_scores``; None for a single stage
     base_to_new: dict[str, Any] | None = None  # as ``base_to_new``; None if the run has all classes
     # how often each test row was classified correctly; None if the rows are secret or too many
     test_rows: TestRows | None = None
-    partition: dict[str, Any] = field(default_factory=dict)  # its ``partition_facts``
+    partition: Facts = field(default_factory=dict)  # its ``partition_facts``
 
     @property
     def choice(self) -> float | None:
@@ -97,7 +98,7 @@ class SeedResult:
             return self.accuracy
         return self.validation["accuracy"]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Facts:
         """Plain JSON values."""
         plain = {f.name: getattr(self, f.name) for f in fields(self)}
         names: object = list(self.clients)
@@ -111,8 +112,8 @@ class SeedResult:
         return {**plain, **arrays, "clients": names, "test_rows": rows}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> SeedResult:
-        """The inverse of ``to_dict``; also reads the lists that earlier releases wrote."""
+    def from_dict(cls, data: Record) -> SeedResult:
+        """The inverse of ``to_dict``."""
         values = dict(data)
         names = data["clients"]
         if isinstance(names, dict):
@@ -133,10 +134,8 @@ def _packed(values: NDArray[Any]) -> str:
     return base64.b64encode(raw).decode()
 
 
-def _unpacked(packed: str | list[Any], dtype: type) -> NDArray[Any]:
+def _unpacked(packed: str, dtype: type) -> NDArray[Any]:
     """The inverse of ``_packed``."""
-    if isinstance(packed, list):
-        return np.array(packed, dtype)  # None becomes NaN
     little_endian = np.dtype(dtype).newbyteorder("<")
     raw = base64.b64decode(packed)
     return np.frombuffer(raw, little_endian).astype(dtype)
@@ -222,26 +221,12 @@ def seed_result(
     )
 
 
-def mean_std(values: Sequence[float | None]) -> tuple[float | None, float | None]:
-    """Mean and standard deviation (ddof 1) over seeds; both None if a value is missing.
-
-    The deviation of a single seed is None.
-    """
-    if not values or None in values:
-        return None, None
-    known = np.array(values, np.float64)
-    deviation = None
-    if len(known) > 1:
-        deviation = float(known.std(ddof=1))
-    return float(known.mean()), deviation
-
-
 def _mean(values: Sequence[float | None]) -> float | None:
     """Mean over seeds; None if a value is missing."""
     return mean_std(values)[0]
 
 
-def _spread(values: Sequence[float | None]) -> dict[str, Any]:
+def _spread(values: Sequence[float | None]) -> Facts:
     """Mean and standard deviation over seeds, and the value of each seed."""
     mean, std = mean_std(values)
     return {"mean": mean, "std": std, "per_seed": values}
@@ -258,7 +243,7 @@ def _means(of_seeds: Sequence[Mapping[str, float | None]]) -> dict[str, float | 
 
 def summarise(
     inputs: RunInputs, spec: ResolvedRun, identity: Identity, seeds: Sequence[SeedResult]
-) -> dict[str, Any]:
+) -> Facts:
     """``result.json`` of a run: only values that are equal if the run is repeated, so no times and no paths."""
     first = seeds[0]
     clients = columns_of_seeds(seeds)
@@ -336,10 +321,10 @@ def _plugin(plugin: Plugin) -> dict[str, str]:
     }
 
 
-def _timing(rule: TimingRule, seeds: Sequence[SeedResult]) -> dict[str, Any]:
+def _timing(rule: TimingRule, seeds: Sequence[SeedResult]) -> Facts:
     """Simulated time: its rule, the end of the last round (mean over seeds), and the staleness of all updates."""
     ends = [seed.rounds[-1]["diagnostics"]["simulated_time"] for seed in seeds]
-    section: dict[str, Any] = {**rule.words(), "simulated_time": _mean(ends)}
+    section: Facts = {**rule.words(), "simulated_time": _mean(ends)}
     if rule.buffer is not None:
         updates = 0
         total = 0.0  # staleness of all updates
@@ -357,7 +342,7 @@ def _timing(rule: TimingRule, seeds: Sequence[SeedResult]) -> dict[str, Any]:
     return section
 
 
-def partition_facts(partition: Partition) -> dict[str, Any]:
+def partition_facts(partition: Partition) -> Facts:
     """How the rows of one seed were assigned to clients, as plain JSON values."""
     validation_rows = 0
     if partition.validation is not None:
@@ -374,7 +359,7 @@ def partition_facts(partition: Partition) -> dict[str, Any]:
     }
 
 
-def partition_section(name: str | None, facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def partition_section(name: str | None, facts: Sequence[Record]) -> Facts:
     """The partition of a run from the facts of its seeds; every seed has the scheme of the first."""
     digests = [of_seed["digest"] for of_seed in facts]
     section = {"name": name, **facts[0], "digests": digests}
@@ -408,9 +393,7 @@ def files_of_clients(seeds: Sequence[SeedResult]) -> dict[str, bytes]:
     return files
 
 
-def _accuracy(
-    seeds: Sequence[SeedResult], clients: ClientColumns | None, drawn: bool
-) -> dict[str, Any]:
+def _accuracy(seeds: Sequence[SeedResult], clients: ClientColumns | None, drawn: bool) -> Facts:
     """Accuracy on test rows.
 
     ``clients`` are None if the result does not name each client. ``drawn`` is true if only some of the personal models
@@ -456,7 +439,7 @@ def _accuracy(
     return section
 
 
-def _validation(seeds: Sequence[SeedResult], clients: ClientColumns | None) -> dict[str, Any]:
+def _validation(seeds: Sequence[SeedResult], clients: ClientColumns | None) -> Facts:
     """Accuracy on validation rows, like ``_accuracy``; ``rows`` is their number in the first seed's partition."""
     of_seeds = [seed.validation or {} for seed in seeds]
     curves: list[dict[int, float | None]] = []  # of each seed: round -> accuracy
@@ -507,7 +490,7 @@ def _drawn_clients(seed: SeedResult) -> dict[str, float | int | None]:
     return {"scored": n, "trained": trained, "standard_error": error}
 
 
-def _traffic(seeds: Sequence[SeedResult]) -> dict[str, Any]:
+def _traffic(seeds: Sequence[SeedResult]) -> Facts:
     """Totals over seeds; the traffic of one client in a round is that of the first seed."""
     per_round = seeds[0].per_round
     totals = {name: sum(seed.traffic[name] for seed in seeds) for name in seeds[0].traffic}
@@ -530,7 +513,7 @@ def _traffic(seeds: Sequence[SeedResult]) -> dict[str, Any]:
     }
 
 
-def _curve(seeds: Sequence[SeedResult]) -> list[dict[str, Any]]:
+def _curve(seeds: Sequence[SeedResult]) -> list[Facts]:
     """Mean accuracy over seeds of every scored round, and the end of the round if time is simulated."""
     scored = []
     for seed in seeds:
@@ -565,7 +548,7 @@ def _confusion(seeds: Sequence[SeedResult]) -> list[list[int]] | None:
     return summed
 
 
-def _trust(spec: ResolvedRun, seeds: Sequence[SeedResult]) -> dict[str, Any]:
+def _trust(spec: ResolvedRun, seeds: Sequence[SeedResult]) -> Facts:
     """The section on trust of a result, which holds its options and their effects; {} for an ordinary run."""
     section = dict(spec.trust_options)
     if not section:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fedcache.errors import unknown
 from fedcache.notebooks import data_frame, html_facts, percent
-from fedcache.runs.directory import rounds_of
-from fedcache.runs.result_files import ClientColumns, client_columns
+from fedcache.parsing import Facts, Record
+from fedcache.runs.directory import ClientColumns, client_columns, rounds_of
 from fedcache.runs.score import at_chance
 
 if TYPE_CHECKING:
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 FRAMES = ("rounds", "clients")
 
 
-class Figures(Mapping[str, Any]):
+class Figures(Record):
     """A part of a result, read-only. ``what`` is its name for messages, such as ``accuracy``."""
 
-    def __init__(self, what: str, values: Mapping[str, Any]) -> None:
+    def __init__(self, what: str, values: Record) -> None:
         self._what = what
         self._values = values
 
@@ -60,7 +60,7 @@ class Figures(Mapping[str, Any]):
         listed = ", ".join(shown)
         return f"{self._what}({listed})"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Facts:
         """Plain JSON values."""
         return dict(self._values)
 
@@ -82,13 +82,13 @@ class TrafficFigures(Figures):
         return [*super().__dir__(), "bytes_down", "bytes_up"]
 
 
-def is_claimed(result: Mapping[str, Any]) -> bool:
+def is_claimed(result: Record) -> bool:
     """Whether the sites of a federation reported the accuracy of a result. They did if the result does not say."""
     federation = result.get("federation")
     return federation is not None and "accuracy" in federation.get("claimed", ("accuracy",))
 
 
-def spread(accuracy: Mapping[str, Any]) -> str:
+def spread(accuracy: Record) -> str:
     """``0.8123 +- 0.0045``; only the mean for one seed or equal seeds; ``not scored`` without test labels."""
     mean = accuracy["mean"]
     std = accuracy["std"]
@@ -100,7 +100,7 @@ def spread(accuracy: Mapping[str, Any]) -> str:
     return f"{mean:.4f} +- {std:.4f}"
 
 
-def facts_of(result: Mapping[str, Any], measured: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def facts_of(result: Record, measured: Record, path: Path) -> Facts:
     """The main facts of a run, by name; None for facts that the run does not have."""
     part = result["partition"]
     exact = result["traffic"]["exact"]
@@ -153,8 +153,8 @@ class Run:
     """A finished run."""
 
     path: Path  # its directory
-    result: dict[str, Any]  # content of ``result.json``
-    measured: dict[str, Any]  # content of ``measured.json``, from the training that made the result
+    result: Facts  # content of ``result.json``
+    measured: Facts  # content of ``measured.json``, from the training that made the result
     reused: bool = False  # whether the result was stored already
 
     @property
@@ -218,7 +218,7 @@ class Run:
 
         return predict_run.load_model(self.path, client, seed, method, one_for_all=one_for_all)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Facts:
         """The ``data`` of the envelope."""
         return {
             **self.result,
@@ -238,7 +238,7 @@ class Run:
             raise unknown("frame", what, FRAMES)
         if what == "clients":
             columns = self.clients
-            frame: dict[str, Any] = {"client": list(columns.names), "accuracy": columns.accuracy}
+            frame: Facts = {"client": list(columns.names), "accuracy": columns.accuracy}
             if columns.validation is not None:
                 frame["validation"] = columns.validation
             frame["claimed"] = self.claimed
@@ -251,7 +251,7 @@ class Run:
                 counts.append(None)
             else:
                 counts.append(len(record["clients"]))
-        columns_of_rounds: dict[str, Any] = {
+        columns_of_rounds: Facts = {
             "seed": [record["seed"] for record in records],
             "round": [record["round"] for record in records],
             "clients": counts,

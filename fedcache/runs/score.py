@@ -8,15 +8,15 @@ the mean over clients, and the accuracy on the pooled test rows (D-89 in docs/re
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 
 from fedcache.errors import unknown
 from fedcache.notebooks import percent
+from fedcache.parsing import Record
 
 SCORES = ("client-mean", "pooled")
 WORDS = {
@@ -29,7 +29,7 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Score:
-    """One score of a run, as fractions; None for a value that an old result does not have."""
+    """One score of a run, as fractions; None for a seed that was not scored."""
 
     per_seed: tuple[float | None, ...]
     mean: float | None
@@ -37,10 +37,21 @@ class Score:
     @property
     def std(self) -> float | None:
         """Standard deviation over seeds (ddof 1); None for one seed, or if a seed has no value."""
-        known = [value for value in self.per_seed if value is not None]
-        if len(known) > 1 and len(known) == len(self.per_seed):
-            return float(np.std(known, ddof=1))
-        return None
+        return mean_std(self.per_seed)[1]
+
+
+def mean_std(values: Sequence[float | None]) -> tuple[float | None, float | None]:
+    """Mean and standard deviation (ddof 1) over seeds; both None if a value is missing.
+
+    The deviation of a single seed is None.
+    """
+    if not values or None in values:
+        return None, None
+    known = np.array(values, np.float64)
+    deviation = None
+    if len(known) > 1:
+        deviation = float(known.std(ddof=1))
+    return float(known.mean()), deviation
 
 
 def check_score(score: str | None) -> None:
@@ -49,49 +60,16 @@ def check_score(score: str | None) -> None:
         raise unknown("--score", score, SCORES)
 
 
-def score_of(result: Mapping[str, Any], score: str) -> Score:
-    """A score of a stored result: ``client-mean`` | ``pooled`` | ``own``, which is the primary metric.
-
-    Results of earlier versions have only the primary metric of every seed and the mean over clients. For them, the
-    score of each seed is known only if it equals the primary metric: the mean over clients for personal models, the
-    pooled accuracy for one model. The pooled accuracy of personal models is computed from the confusion matrix of all
-    seeds.
-    """
+def score_of(result: Record, score: str) -> Score:
+    """A score of a stored result: ``client-mean`` | ``pooled`` | ``own``, which is the primary metric."""
     accuracy = result["accuracy"]
-    own = Score(tuple(accuracy.get("per_seed", ())), accuracy["mean"])
     if score == "own":
-        return own
+        return Score(tuple(accuracy["per_seed"]), accuracy["mean"])
     name = score.replace("-", "_")
-    if f"{name}_per_seed" in accuracy:
-        return Score(tuple(accuracy[f"{name}_per_seed"]), accuracy[name])
-    personal = result.get("protocol", "global") != "global"
-    # A result of an earlier version.
-    seeds = len(own.per_seed)
-    if score == "client-mean":
-        mean = accuracy.get("client_mean")
-        is_own = False
-        if mean is not None and own.mean is not None:
-            is_own = math.isclose(mean, own.mean, abs_tol=1e-12)
-        if is_own and personal:
-            return own
-        return _over_seeds(mean, seeds)
-    if not personal:
-        return own
-    counts = np.array(result.get("confusion") or [], np.int64)
-    total = counts.sum()
-    if not total:
-        return _over_seeds(None, seeds)
-    return _over_seeds(float(counts.trace() / total), seeds)
+    return Score(tuple(accuracy[f"{name}_per_seed"]), accuracy[name])
 
 
-def _over_seeds(mean: float | None, seeds: int) -> Score:
-    """A score with only a mean. It is also the value of a single seed; the values of several seeds are not known."""
-    if seeds == 1:
-        return Score((mean,), mean)
-    return Score((None,) * seeds, mean)
-
-
-def values_held_out(result: Mapping[str, Any]) -> tuple[str, ...]:
+def values_held_out(result: Record) -> tuple[str, ...]:
     """The held-out values of a column, whose rows are test rows and not trained on; () if there are none."""
     values = result.get("partition", {}).get("args", {}).get("hold_out") or ()
     if isinstance(values, str):
@@ -99,7 +77,7 @@ def values_held_out(result: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(map(str, values))
 
 
-def score_for(results: Iterable[Mapping[str, Any]]) -> str:
+def score_for(results: Iterable[Record]) -> str:
     """The default score of a table: the primary metric if all runs share it, else the mean over clients.
 
     It is the primary metric too if an earlier run lacks the mean over clients of a seed.
@@ -137,9 +115,7 @@ def wilson(
     return low, high
 
 
-def rows_interval(
-    result: Mapping[str, Any], level: float = LEVEL
-) -> tuple[int, float, float] | None:
+def rows_interval(result: Record, level: float = LEVEL) -> tuple[int, float, float] | None:
     """Number of test rows of a result, and the Wilson interval of its accuracy.
 
     The interval is over test rows only. So it is None for personal models, and if seeds have different partitions or
@@ -188,7 +164,7 @@ class Chance:
     rows: int  # distinct test rows of a seed, or an upper limit of their number
 
 
-def at_chance(result: Mapping[str, Any]) -> Chance | None:
+def at_chance(result: Record) -> Chance | None:
     """The accuracy of a guess, if a ``result.json`` is no better; None if it is better, or has no accuracy.
 
     The accuracy of a guess is max(1/C, share of the largest class). A better result is above it by ``ERRORS`` standard
@@ -196,7 +172,7 @@ def at_chance(result: Mapping[str, Any]) -> Chance | None:
     is not known for a result without a confusion matrix.
     """
     accuracy = result["accuracy"]["mean"]
-    classes = int(result.get("classes") or 0)  # earlier releases had no number
+    classes = result["classes"]
     if accuracy is None or classes < 2:
         return None
     # Test rows of each class, summed over seeds.
@@ -237,7 +213,7 @@ Order = tuple[tuple[str, int, float, str], ...]
 """Sort key of a run's settings."""
 
 
-def choice_value(result: Mapping[str, Any], score: str = "own") -> float | None:
+def choice_value(result: Record, score: str = "own") -> float | None:
     """The value by which runs are selected, mean over seeds: validation accuracy, or test accuracy without validation.
 
     ``score`` is one of ``WORDS``; runs are selected by the score by which they are compared.
@@ -247,7 +223,7 @@ def choice_value(result: Mapping[str, Any], score: str = "own") -> float | None:
     return score_of(result, score).mean
 
 
-def validation_value(result: Mapping[str, Any], score: str) -> float | None:
+def validation_value(result: Record, score: str) -> float | None:
     """Accuracy on validation rows, mean over seeds, for a ``score`` of ``WORDS``; None without such rows.
 
     It is the primary metric if an earlier result does not have this score.
@@ -262,13 +238,13 @@ def validation_value(result: Mapping[str, Any], score: str) -> float | None:
     return mean
 
 
-def has_validation(results: Iterable[Mapping[str, Any]]) -> bool:
+def has_validation(results: Iterable[Record]) -> bool:
     """Whether there are results, and all of them have validation rows."""
     flags = ["validation" in result for result in results]
     return bool(flags) and all(flags)
 
 
-def order_of_settings(settings: Mapping[str, Any]) -> Order:
+def order_of_settings(settings: Record) -> Order:
     """Sort key of settings: by name, then numbers in ascending order, then words. Text such as "0.1" is a number.
 
     >>> sorted([{"lr": "auto"}, {"lr": 1}, {"lr": "0.1"}], key=order_of_settings)
@@ -277,7 +253,7 @@ def order_of_settings(settings: Mapping[str, Any]) -> Order:
     return tuple((name, *_order_of_value(settings[name])) for name in sorted(settings))
 
 
-def order_of_run(result: Mapping[str, Any]) -> Order:
+def order_of_run(result: Record) -> Order:
     """Sort key of runs with equal figures: the method, then its hyperparameters and all other settings."""
     partition = result.get("partition", {})
     trust = result.get("trust", {})
@@ -327,7 +303,7 @@ def _order_of_value(value: object) -> tuple[int, float, str]:
     return 1, 0.0, str(value)
 
 
-def unlike_tests(results: Iterable[Mapping[str, Any]]) -> str | None:
+def unlike_tests(results: Iterable[Record]) -> str | None:
     """Why scores may prefer the wrong kind of model, personal or global; None if this cannot happen."""
     known = list(results)
     kinds = {result.get("protocol") for result in known}
@@ -358,7 +334,7 @@ def unlike_tests(results: Iterable[Mapping[str, Any]]) -> str | None:
     )
 
 
-def unseen_classes(result: Mapping[str, Any]) -> list[str]:
+def unseen_classes(result: Record) -> list[str]:
     """A caution if personal models are tested on classes without training rows on most clients; [] otherwise."""
     args = result["partition"].get("args", {})
     if result.get("protocol") != "personalised" or args.get("test_protocol") != "balanced":
@@ -373,7 +349,7 @@ def unseen_classes(result: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def typical_classes(result: Mapping[str, Any]) -> float | None:
+def typical_classes(result: Record) -> float | None:
     """Number of classes among the training rows of a typical client; None if the result does not have it."""
     owned = result.get("classes_owned", {})
     each = owned.get("per_client")

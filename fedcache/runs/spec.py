@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +29,7 @@ from fedcache.federate.partition.scheme import option_names
 from fedcache.federate.trust.attacks import parse_attack
 from fedcache.federate.trust.pipeline import NO_ATTACK, TrustPolicy, parse_policy
 from fedcache.federate.trust.privacy import DELTA, parse_allowed, parse_privacy
-from fedcache.parsing import seeds_text
+from fedcache.parsing import Facts, Record, seeds_text
 from fedcache.plugins import Plugin, plugins, used
 from fedcache.runs.store_choice import backbones_of, chosen_arrays
 from fedcache.store.store import Store
@@ -255,7 +254,7 @@ class ResolvedRun:
     settings: Mapping[str, Value]  # every hyperparameter; None if the method chooses it (``auto``)
     sampling: SamplingRule  # how a round's clients are drawn
     trust: TrustPolicy  # how uploads are checked, aggregated and protected
-    trust_options: Mapping[str, Any] = field(default_factory=dict)  # those that are not the default
+    trust_options: Record = field(default_factory=dict)  # those that are not the default
     # how long clients take, and whether rounds wait for them; None if no time is simulated
     timing: TimingRule | None = None
     device: str = ""  # that computes; "" until it is known
@@ -293,14 +292,14 @@ class ResolvedRun:
         ordered = sorted(self.settings.items())
         return {name: "auto" if value is None else value for name, value in ordered}
 
-    def privacy_cost(self, clients: int) -> dict[str, Any]:
+    def privacy_cost(self, clients: int) -> Facts:
         """The privacy cost of a federation of this many clients; {} for a run without noise."""
         if self.trust.privacy is None:
             return {}
         share = clients_per_round(self.participation, clients) / clients
         return self.trust.privacy.cost(self.rounds, share, len(self.seeds))
 
-    def to_identity(self) -> dict[str, Any]:
+    def to_identity(self) -> Facts:
         """The part of a run's identity that its configuration determines, without the seeds, as plain JSON values."""
         requested = self.requested
         identity = {
@@ -339,7 +338,7 @@ class ResolvedRun:
             identity["together"] = True
         return identity
 
-    def to_config(self) -> dict[str, Any]:
+    def to_config(self) -> Facts:
         """The ``[train]`` section that runs the same again."""
         # Paths of files become absolute, so that the section works in every folder.
         config = replace(
@@ -723,7 +722,7 @@ def policy_from_config(config: TrainConfig, method: Method | None = None) -> Tru
     return trust
 
 
-def non_default_options(config: TrainConfig) -> dict[str, Any]:
+def non_default_options(config: TrainConfig) -> Facts:
     """Trust options that differ from the defaults, for a result's identity; {} for an ordinary run.
 
     Equal options have equal text, so that equal runs have the same identity.

@@ -36,11 +36,19 @@ from fedcache.plugins import note_named
 from fedcache.testing.aggregator_laws import AGGREGATOR_LAWS, Vote
 from fedcache.testing.backbone_laws import BACKBONE_LAWS, BackboneTrial
 from fedcache.testing.dataset_laws import DATASET_LAWS, open_dataset
-from fedcache.testing.federation import TinyClient, difference, gap, make_federation
 from fedcache.testing.law import Check, LawBroken, check_all, less_exceptions, statement_of
-from fedcache.testing.method_laws import METHOD_LAWS, MethodLaw
+from fedcache.testing.method_laws import (
+    METHOD_LAWS,
+    MethodLaw,
+    TinyClient,
+    Trial,
+    difference,
+    gap,
+    make_federation,
+    small_settings,
+    trial_of,
+)
 from fedcache.testing.partition_laws import PARTITION_LAWS, SchemeTrial, small_columns
-from fedcache.testing.trial import Trial, small_settings, trial_of
 
 __all__ = [
     "AGGREGATOR_LAWS",

@@ -7,9 +7,10 @@ A law is a function of a ``Trial``: a method with settings under one execution. 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,20 +21,265 @@ from torch import Tensor
 from fedcache.errors import FedcacheError
 from fedcache.federate.engine import run as engine
 from fedcache.federate.engine.client_data import SHARED_SUMS, Data
-from fedcache.federate.engine.hyperparameters import Value
+from fedcache.federate.engine.hyperparameters import Value, has_batchnorm
+from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.outcome import Snapshot, TrainingOutput
-from fedcache.federate.engine.run import TrainingRun
-from fedcache.testing.federation import (
-    TINY,
-    TinyClient,
-    difference,
-    features_of,
-    fitted,
-    gap,
-    make_federation,
-)
+from fedcache.federate.engine.run import RunCallbacks, TrainingRun, executors
+from fedcache.federate.execution.memory_estimate import Load
+from fedcache.federate.partition.client_table import Client
 from fedcache.testing.law import LawBroken, require, statement_of
-from fedcache.testing.trial import Trial, has_sgd, spread
+from fedcache.testing.towers import SIDES, TinyTowers, as_images
+
+# The tiny federation on which the laws run, and a comparison of two runs that treats NaN as unequal.
+#
+# It has four clients of 6, 11, 1 and 7 rows, 3 classes and 5 features. It is small, so a law takes milliseconds, and
+# uneven, so a method that ignores the numbers of rows breaks a law. The first client may be a public set.
+
+TINY = (6, 11, 1, 7)
+"""Number of training rows of each client."""
+
+
+TinyClient = Client
+"""A client: its name and the numbers of its rows in the features."""
+
+
+def make_federation(
+    seed: int = 0,
+    *,
+    sizes: Sequence[int] = TINY,
+    classes: int = 3,
+    width: int = 5,
+    views: int = 1,
+    dtype: torch.dtype = torch.float64,
+    per_client: int = 2,
+    tests: int = 2,
+) -> tuple[Data, list[TinyClient]]:
+    """Clients of ``sizes`` training rows and ``tests`` test rows, with ``per_client`` classes each.
+
+    Features are noisy class centres of norm 1, [N, views, width]; class text features [C, width] lie near the centres;
+    rows alternate between two domains.
+    """
+    g = np.random.default_rng(seed)
+    centres = _unit(g.standard_normal((classes, width)))
+    labels = []
+    clients = []
+    start = 0
+    for i, n in enumerate(sizes):
+        client_classes = g.choice(classes, per_client, replace=False)
+        labels.append(g.choice(client_classes, n + tests))
+        rows = np.arange(start, start + n + tests)
+        clients.append(TinyClient(f"client-{i}", rows[:n], rows[n:]))
+        start += n + tests
+    # The noise is small compared with the distance between two centres, so a method can learn the classes.
+    y = np.concatenate(labels)
+    noise = 0.4 * g.standard_normal((len(y), views, width))
+    x = _unit(centres[y][:, None] + noise)
+    text = _unit(centres + 0.3 * g.standard_normal(centres.shape))
+    domain = np.arange(len(y)) % 2
+    data = Data(
+        torch.from_numpy(x).to(dtype),
+        torch.from_numpy(y),
+        classes,
+        torch.from_numpy(text).to(dtype),
+        (width,),
+        torch.from_numpy(domain),
+    )
+    return data, clients
+
+
+def wide(seed: int = 0, **kwargs: Any) -> tuple[Data, list[TinyClient]]:
+    """The tiny federation with 40 features, more than twice the rows of a client, so ``gram`` serves every client."""
+    return make_federation(seed, **{"width": 40, **kwargs})
+
+
+def fitted(method: Method, data: Data) -> Data:
+    """The federation with all inputs that a method needs: live encoders, or images instead of features."""
+    if {"text tower", "image tower"} & method.needs and data.towers is None:
+        # Class names of one letter each.
+        names = tuple("abcdefghijklmnopqrstuvwxyz"[: data.classes])
+        towers = TinyTowers(data.x.shape[-1], data.x.dtype)
+        data = replace(data, names=names, towers=towers)
+    if "pixels" in method.needs and data.image is None:
+        data = replace(data, x=as_images(features_of(data)), image=SIDES)
+    return data
+
+
+def gap(a: Tensor | Mapping[Any, Any], b: Tensor | Mapping[Any, Any]) -> float:
+    """Largest difference of two tensors or trees; inf if names or shapes differ or a number is NaN."""
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        if a.keys() != b.keys():
+            return math.inf
+        return max((gap(a[k], b[k]) for k in a), default=0.0)
+    if isinstance(a, Mapping) or isinstance(b, Mapping):
+        return math.inf
+    if a.shape != b.shape:
+        return math.inf
+    if not a.numel():
+        return 0.0
+    worst = float((a.double() - b.double()).abs().max())
+    # Every comparison with NaN is false, so a NaN could pass a bound.
+    if math.isnan(worst):
+        return math.inf
+    return worst
+
+
+def difference(a: TrainingOutput, b: TrainingOutput) -> float:
+    """Largest difference of two runs in the server and every client's state; inf if accuracies differ."""
+    if not np.array_equal(a.client_accuracy, b.client_accuracy, equal_nan=True):
+        return math.inf
+    return max(gap(a.server, b.server), gap(a.states, b.states))
+
+
+def features_of(data: Data) -> Tensor:
+    """The features of a small federation, which are in memory."""
+    assert isinstance(data.x, Tensor)
+    return data.x
+
+
+def _unit(x: np.ndarray) -> np.ndarray:
+    unit: np.ndarray = x / np.linalg.norm(x, axis=-1, keepdims=True)
+    return unit
+
+
+# Trial: runs a method with quick settings under one execution on the tiny federation, for the laws.
+
+SMALL: Mapping[str, Value] = {
+    "batch": 4,
+    "epochs": 2,
+    "dim": 7,
+    "hidden": 7,
+    "proj": 4,
+    "channels": 1,
+    "esd_epochs": 2,
+    "esd_batch": 2,
+    "probe_epochs": 6,
+    "probe_batch": 16,
+    "n_ctx": 2,
+}
+"""Hyperparameter -> the value that the laws use, if the method has the hyperparameter and allows the value."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A method with settings, computed by one execution in float64 on the tiny federation."""
+
+    method: Method
+    execution: str = "sequential"  # one of ``method.executions``
+    # Hyperparameters that are not at their defaults.
+    settings: Mapping[str, Value] = field(default_factory=dict)
+
+    @property
+    def hp(self) -> dict[str, Value]:
+        """All hyperparameters of the method, with their values in this trial."""
+        return self.method.resolve(settings=self.settings)
+
+    @property
+    def closeness(self) -> float:
+        """Largest difference, in float64, that sums in another order may cause."""
+        # Methods without ``batched`` train networks, for example on images. There, BatchNorm over a few pixels and Adam
+        # on dead units amplify the last bits of a sum.
+        if "batched" not in self.method.executions:
+            return 1e-4
+        if has_batchnorm(self.hp):  # BatchNorm divides by the standard deviation of a few rows
+            return 1e-8
+        return 1e-10
+
+    @property
+    def closeness_of_chunks(self) -> float:
+        """Largest difference between runs of one execution with more or fewer clients at once."""
+        if has_batchnorm(self.hp):
+            return 1e-10
+        return 1e-12
+
+    def federation(self, **kwargs: Any) -> tuple[Data, list[TinyClient]]:
+        """The tiny federation, with enough features for ``gram`` if that is the execution."""
+        if self.execution == "gram":
+            return wide(**kwargs)
+        return make_federation(**kwargs)
+
+    def with_views(self) -> tuple[Data, list[TinyClient]]:
+        """The tiny federation with four stored views of a row, or one view for ``gram``, which serves only one."""
+        views = 4
+        if self.execution == "gram":
+            views = 1
+        return self.federation(views=views)
+
+    def run(
+        self,
+        pair: tuple[Data, Sequence[TinyClient]],
+        *,
+        method: Method | None = None,
+        execution: str = "",
+        state: Snapshot | None = None,
+        on_round: Callable[..., None] | None = None,
+        **how: Any,
+    ) -> TrainingOutput:
+        """Two rounds of three clients, unless ``how`` (fields of ``TrainingRun``) says otherwise."""
+        method = method or self.method
+        how = {"rounds": 2, "participation": 3, "dtype": torch.float64, **how}
+        data = fitted(method, pair[0])
+        spec = TrainingRun(method, data, pair[1], execution=execution or self.execution, **how)
+        # A trial has one configuration (point), so ``on_round`` does not receive the number of the point.
+        callbacks = RunCallbacks()
+        if on_round is not None:
+            callbacks = RunCallbacks(on_round=lambda _point, *rest: on_round(*rest))
+        return engine.run(spec, self.hp, state=state, callbacks=callbacks)
+
+
+def small_settings(method: Method) -> dict[str, Value]:
+    """The values of ``SMALL`` that this method can take."""
+    found: dict[str, Value] = {}
+    for h in method.hparams:
+        if h.name in SMALL:
+            try:
+                found[h.name] = h.parse(SMALL[h.name])
+            except FedcacheError:
+                # A hyperparameter with this name has another meaning in this method.
+                continue
+    # Every step runs an encoder, which takes time.
+    if "image tower" in method.needs and "epochs" in found:
+        found["epochs"] = 1
+    return found
+
+
+def has_sgd(method: Method) -> bool:
+    """Whether a method has a hyperparameter ``opt`` that can be ``sgd``."""
+    return any(h.name == "opt" and "sgd" in h.choices for h in method.hparams)
+
+
+def trial_of(method: Method, execution: str, settings: Mapping[str, Value] | None) -> Trial | None:
+    """The method under that execution, with SGD if ``gram`` needs it; None if the execution cannot serve it."""
+    if execution not in method.executions:
+        return None
+    given = dict(settings or {})
+    quick = small_settings(method)
+    # ``gram`` serves only SGD, which needs larger learning rates than Adam.
+    if execution == "gram" and has_sgd(method) and "opt" not in given:
+        quick["opt"] = "sgd"
+        if any(h.name == "lr" for h in method.hparams):
+            quick["lr"] = 0.05
+    trial = Trial(method, execution, {**quick, **given})
+    # ``serves`` returns the reason why an execution cannot serve the method; "" if it can.
+    reason = executors()[execution].serves(method, trial.hp, Load(head_bytes=0, clients=2))
+    if reason:
+        return None
+    return trial
+
+
+def spread(method: Method, hp: Mapping[str, Value], factor: float) -> dict[str, Value]:
+    """The same hyperparameters, but every float except 0 is multiplied by ``factor`` if the product is legal."""
+    out = dict(hp)
+    for h in method.hparams:
+        value = out[h.name]
+        if h.kind != "float" or not isinstance(value, (int, float)) or value == 0.0:
+            continue
+        scaled = value * factor
+        below = h.low is not None and scaled < h.low
+        above = h.high is not None and scaled > h.high
+        if not below and not above:
+            out[h.name] = scaled
+    return out
+
 
 ALL = ("sequential", "batched", "gram")
 STACKED = ("batched", "gram")

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from fedcache.errors import FedcacheError
 from fedcache.federate.partition.partition import SCHEMES, Partition, make
 from fedcache.federate.partition.scheme import VALIDATION, Columns, Scheme
+from fedcache.parsing import Record
 from fedcache.plugins import forget, register
 from fedcache.tables.groups import Group
 from fedcache.testing.law import LawBroken, by_name, require
@@ -50,7 +49,7 @@ class SchemeTrial:
     """A scheme with arguments, and the dataset whose rows it assigns."""
 
     scheme: Scheme
-    args: Mapping[str, Any]
+    args: Record
     columns: Columns
 
     def make(self, seed: int = 0) -> Partition:

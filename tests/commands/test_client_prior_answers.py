@@ -239,7 +239,7 @@ def test_a_model_whose_run_is_gone_is_refused(store, tmp_path):
 
 
 def test_a_concentration_of_a_private_run_is_refused(store, monkeypatch):
-    monkeypatch.setattr("fedcache.runs.evaluate_prior.is_private", lambda _result: True)
+    monkeypatch.setattr("fedcache.runs.predict_run.is_private", lambda _result: True)
     monkeypatch.setattr("fedcache.models.client_prior.MASKED_SHARE", 0.0)
     words = f"evaluate {run_of('fed3r')} --store {store} --client-prior"
     assert "concentration k" not in ok(words, "classes").err

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pictures import picture
 
-from fedcache.models.predictions import Prediction, write_predictions
+from fedcache.models.predictor import Prediction, write_predictions
 from fedcache.parsing import escape_json, sheet_cell, visible
 
 TITLE = "\x1b]0;owned\x07"

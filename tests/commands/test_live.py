@@ -18,8 +18,7 @@ from stops import StopsAfter
 
 from fedcache.commands import output
 from fedcache.config import Home, PartitionConfig, TrainConfig
-from fedcache.grids.request import request_grid
-from fedcache.grids.train_grid import grid
+from fedcache.grids.train_grid import grid, request_grid
 from fedcache.progress import Round, Silent, byte_size
 from fedcache.runs.loop import train
 

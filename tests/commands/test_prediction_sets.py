@@ -14,7 +14,7 @@ from made_path import place_of, run_of
 import fedcache as fc
 from fedcache.errors import Exit
 from fedcache.federate.partition.partition import Partition
-from fedcache.models.prediction_sets import threshold
+from fedcache.models.evaluate import threshold
 from fedcache.store.store import Store
 
 
@@ -183,6 +183,6 @@ def test_the_hint_for_a_run_without_validation_rows_trains_one_with_them(store):
 
 
 def test_validation_rows_of_a_private_run_are_not_read(store, monkeypatch):
-    monkeypatch.setattr("fedcache.runs.evaluate_prior.is_private", lambda _result: True)
+    monkeypatch.setattr("fedcache.runs.predict_run.is_private", lambda _result: True)
     words = f"evaluate {run_of('fed3r')} --store {store} --coverage 0.8"
     must_fail("epsilon does not cover", words)

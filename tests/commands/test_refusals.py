@@ -19,7 +19,7 @@ from stopped_extraction import in_small_chunks, stop_extraction
 import fedcache as fc
 from fedcache.commands.predict import Answer, predictions_answer
 from fedcache.errors import memory_error
-from fedcache.models.predictions import Prediction
+from fedcache.models.predictor import Prediction
 
 IID = words_of("--scheme iid --clients 3 --participation all")
 

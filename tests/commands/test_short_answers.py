@@ -11,7 +11,7 @@ from fedcache.federate.methods import METHODS
 from fedcache.parsing import without_codes
 from fedcache.report.methods import facts
 from fedcache.report.verdict import few_validation_classes
-from fedcache.reproduce import registry
+from fedcache.reproduce import planning
 
 store = made_once(overlapping)
 
@@ -79,8 +79,8 @@ def test_compare_prints_at_most_forty_lines_and_says_what_a_test_cannot_show(sto
 def test_printed_texts_have_no_codes_of_the_documentation():
     texts = [facts.objective(name) for name in METHODS]
     texts += [h.help for method in METHODS.values() for h in method.hparams]
-    for name in registry.names():
-        entry = registry.entry(name)
+    for name in planning.names():
+        entry = planning.entry(name)
         texts += [*entry.not_given, *entry.notes]
     assert [text for text in map(without_codes, texts) if re.search(r"\b[DT]-[A-Z]?\d", text)] == []
     assert without_codes("f() (a; D-12, D-15) g(x, y)") == "f() (a) g(x, y)"

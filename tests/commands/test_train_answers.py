@@ -21,7 +21,7 @@ def point(lr, mean, *, reused=False, seconds=2.0, worst=None):
         "rounds": 20,
         "seeds": [0, 1],
         "digest": "d" * 64,
-        "accuracy": {"mean": mean, "std": 0.01},
+        "accuracy": {"mean": mean, "std": 0.01, "per_seed": [mean, 0.123]},
         "fairness": {"worst10": worst},
         "traffic": {
             "exact": {"per_client_round": {"up": 5130.0}, "up_bytes": 4096, "down_bytes": 8192}

@@ -16,7 +16,7 @@ from fedcache.config import Home, TrainConfig
 from fedcache.federate.engines.flower.site import SiteRequest
 from fedcache.runs.directory import has_model
 from fedcache.store.store import Store
-from fedcache.ui.index import GridIndex, RunIndex
+from fedcache.ui.server import GridIndex, RunIndex
 
 ROWS = 240
 WIDTH = 8

@@ -11,7 +11,7 @@ from command import ok
 from files_now import files_now
 from forked import apart, start
 
-from fedcache.runs.run_models import load_seed
+from fedcache.runs.predict_run import load_seed
 
 SEEDS = 4
 TRAIN = split(

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from fedcache.config import Home, TrainConfig
 from fedcache.errors import FedcacheError
-from fedcache.federate.engines.flower.network import register
 from fedcache.federate.engines.flower.plan import Plan
-from fedcache.federate.engines.flower.processes import make_keys
+from fedcache.federate.engines.flower.processes import make_keys, register
 from fedcache.federate.engines.flower.serving import attend, open_loopback
 from fedcache.federate.engines.flower.site_names import TABLE, SiteNames
 from fedcache.runs.loop import train

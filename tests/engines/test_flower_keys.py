@@ -9,12 +9,13 @@ import threading
 import pytest
 from refusal import machine_error, refused
 
-from fedcache.federate.engines.flower.network import Address, with_forks
 from fedcache.federate.engines.flower.processes import (
+    Address,
     check_port,
     make_keys,
     read_keys,
     read_site_keys,
+    with_forks,
 )
 
 pytest.importorskip("flwr", reason="pip install 'fedcache[flower]'")

@@ -17,7 +17,7 @@ from toy_store import content
 from fedcache.errors import Exit
 from fedcache.federate.methods import METHODS
 from fedcache.store.store import Store
-from fedcache.testing.federation import fitted
+from fedcache.testing.method_laws import fitted
 
 pytestmark = [
     pytest.mark.gpu,

@@ -22,8 +22,7 @@ from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import Exit
 from fedcache.grids import train_grid
 from fedcache.grids.points import combinations, sampled
-from fedcache.grids.request import request_grid
-from fedcache.grids.train_grid import grid
+from fedcache.grids.train_grid import grid, request_grid
 
 IID = "--scheme iid --clients 3"
 SGD = "fedavg --set head=linear --set opt=sgd --set batch=8"

@@ -12,7 +12,7 @@ from refusal import corruption
 from fedcache.grids.record import FOLDER, read_record
 from fedcache.store.files import first_of, write_sealed_lines
 from fedcache.store.lock import still_runs, this_process
-from fedcache.ui.index import GridIndex, RunIndex
+from fedcache.ui.server import GridIndex, RunIndex
 
 IID = "--scheme iid --clients 3"
 

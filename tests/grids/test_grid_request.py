@@ -11,8 +11,7 @@ from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import Exit, FedcacheError, FederatedRunError, StoreError
 from fedcache.grids import train_grid
 from fedcache.grids.points import combinations, partition_of_point, point_groups
-from fedcache.grids.request import request_grid
-from fedcache.grids.train_grid import GridRun
+from fedcache.grids.train_grid import GridRun, request_grid
 from fedcache.process import Stop
 from fedcache.progress import Silent
 from fedcache.runs.directory import DamagedRunError, ends_one_run
@@ -67,7 +66,11 @@ def test_a_point_that_uploads_do_not_allow_is_named_before_any_is_run():
 
 
 def made(mean):
-    result = {"method": "fedavg", "digest": "d" * 64, "accuracy": {"mean": mean, "std": None}}
+    result = {
+        "method": "fedavg",
+        "digest": "d" * 64,
+        "accuracy": {"mean": mean, "std": None, "per_seed": [mean]},
+    }
     return Run(Path("nowhere"), result, {})
 
 

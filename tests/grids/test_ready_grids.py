@@ -12,7 +12,7 @@ from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import make
 from fedcache.grids.points import combinations, partition_of_point, swept_schemes, values_of_place
 from fedcache.grids.presets import find_preset, preset_names
-from fedcache.reproduce.registry import entry as find_entry
+from fedcache.reproduce.planning import entry as find_entry
 
 DIGITS = even_columns(160, 60, 10, domains=4)
 MANY_CLASSES = even_columns(20, 4, 100)

@@ -19,13 +19,13 @@ from made_path import place_of
 from refusal import refused
 
 import fedcache as fc
-from fedcache.grids import search_space
+from fedcache.grids import points as spaces
+from fedcache.grids.points import Range, search_of
 from fedcache.grids.record import FOLDER
 from fedcache.grids.sampling import Sampling
-from fedcache.grids.search_space import Range, search_of
 from fedcache.store.files import first_of, read_sealed_lines, write_sealed_lines
 from fedcache.store.lock import this_process
-from fedcache.ui.index import GridIndex, RunIndex
+from fedcache.ui.server import GridIndex, RunIndex
 
 RUN = "fedavg --scheme iid --clients 3 --participation all --rounds 4 --validation 0.25"
 SEARCH = f"grid {RUN} --sampler optuna --sweep lr=log:1e-3..1 --sweep batch=4,8,16"
@@ -100,7 +100,7 @@ def test_what_cannot_be_searched_is_refused(sampling, sweeps, words):
 
 def test_a_search_without_optuna_says_how_to_install_it(monkeypatch):
     monkeypatch.setattr(
-        search_space, "find_spec", lambda name: None if name == "optuna" else find_spec(name)
+        spaces, "find_spec", lambda name: None if name == "optuna" else find_spec(name)
     )
     must_fail("pip install 'fedcache[optuna]'", SEARCH, code=6)
 

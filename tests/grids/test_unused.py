@@ -8,8 +8,8 @@ from refusal import refused
 
 import fedcache as fc
 from fedcache.config import TrainConfig
+from fedcache.grids.points import points_that_differ, settings_for
 from fedcache.grids.result import without_effect
-from fedcache.grids.unused import points_that_differ, settings_for
 from fedcache.runs.score import score_of
 
 

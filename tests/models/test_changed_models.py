@@ -26,8 +26,7 @@ from fedcache.extract.recipe import Recipe
 from fedcache.federate.methods import find_method
 from fedcache.models.saved_model import KIND, ModelOptions, SavedModel
 from fedcache.progress import Silent
-from fedcache.runs.predict_run import open_predictor
-from fedcache.runs.run_models import model_file
+from fedcache.runs.predict_run import model_file, open_predictor
 from fedcache.store.files import read_sealed, write_sealed
 from fedcache.store.store import Store
 

@@ -19,7 +19,7 @@ from fedcache.models.client_prior import (
     estimate_log_prior,
     fit_concentration,
 )
-from fedcache.runs import evaluate_prior
+from fedcache.runs import loop
 
 
 def scores_of(seed, rows=40, classes=6):
@@ -178,13 +178,13 @@ def test_memory_is_clients_by_classes():
 
 
 def test_a_sample_of_clients_without_test_rows_has_no_accuracy(monkeypatch):
-    monkeypatch.setattr(evaluate_prior, "MOST_SCORED", 1)  # only the first client is scored
-    monkeypatch.setattr(evaluate_prior, "scores_of_rows", lambda *_: np.zeros((1, 2)))
+    monkeypatch.setattr(loop, "MOST_SCORED", 1)  # only the first client is scored
+    monkeypatch.setattr(loop, "scores_of_rows", lambda *_: np.zeros((1, 2)))
     rows = np.arange(6)
     clients = (Client("a", rows[:2], rows[4:5]), Client("b", rows[2:4], rows[5:]))
     partition = Partition("mine", {}, 0, clients, rows[4:], "d" * 64, 6, 0)
     label = torch.tensor([0, 1, 0, 1, -1, 1])  # the test row of the first client has no label
     spec = SimpleNamespace(data=SimpleNamespace(y=label, classes=2))
     out = SimpleNamespace(deployed=lambda _: "model")
-    figures, _ = evaluate_prior.prior_accuracy(spec, out, partition, "counts", 1.0)
+    figures, _ = loop.prior_accuracy(spec, out, partition, "counts", 1.0)
     assert figures is None

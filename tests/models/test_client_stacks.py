@@ -9,8 +9,15 @@ from refusal import store_error
 from test_saved_model import facts_of
 
 import fedcache.models.saved_model as collecting
-from fedcache.models.client_stacks import ClientStacks, ClientTensors, of_format_1
-from fedcache.models.saved_model import KIND, ModelFacts, SavedModel, collect
+from fedcache.models.saved_model import (
+    KIND,
+    ClientStacks,
+    ClientTensors,
+    ModelFacts,
+    SavedModel,
+    collect,
+    of_format_1,
+)
 from fedcache.store.files import write_sealed
 
 NAMES = ("down/W", "down/a/b", "own/W", "own/count")

@@ -16,7 +16,7 @@ from fedcache import plugins
 from fedcache.extract.backbones import own_module
 from fedcache.extract.recipe import Recipe
 from fedcache.models.saved_model import SavedModel
-from fedcache.runs.run_models import model_file
+from fedcache.runs.predict_run import model_file
 
 NAME = "module:stranger:build"
 CODE = """

@@ -25,8 +25,7 @@ from fedcache.models.evaluate import (
     measure,
     measure_clients,
 )
-from fedcache.models.predictor import Predictor
-from fedcache.models.sources import rows_of_split
+from fedcache.models.predictor import Predictor, rows_of_split
 
 
 class Fixed(Predictor):

@@ -13,8 +13,7 @@ from test_saved_model import facts_of
 
 from fedcache.federate.engine.local_training import batch_sizes
 from fedcache.federate.methods import METHODS
-from fedcache.models.personalise import NewClient, personalise, trains
-from fedcache.models.saved_model import SavedModel, collect
+from fedcache.models.saved_model import NewClient, SavedModel, collect, personalise, trains
 
 
 def trained(case, **kwargs):

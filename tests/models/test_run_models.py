@@ -30,7 +30,8 @@ from fedcache.federate.execution.memory_estimate import Load
 from fedcache.federate.methods import METHODS
 from fedcache.models.saved_model import SavedModel
 from fedcache.runs import directory, loop
-from fedcache.runs.run_models import KeptModels, drop, model_file
+from fedcache.runs.loop import KeptModels, drop
+from fedcache.runs.predict_run import model_file
 from fedcache.store.files import file_sha256
 
 IID = "--scheme iid --clients 3"

@@ -15,8 +15,8 @@ from refusal import stopped
 import fedcache as fc
 from fedcache.config import ExtractConfig, Home
 from fedcache.errors import Exit
-from fedcache.models import evaluate, predictor, sources
-from fedcache.models.predictions import best_of, write_predictions
+from fedcache.models import evaluate, predictor
+from fedcache.models.predictor import best_of, write_predictions
 from fedcache.models.saved_model import ModelOptions, PredictOptions
 from fedcache.process import Stop
 from fedcache.progress import Silent
@@ -61,8 +61,9 @@ def test_blocks_of_rows_change_no_prediction_and_no_measure(
         table = pa.table({k: v.tolist() for k, v in held.items()})
         parquet.write_table(table, path, row_group_size=64)
     for block in (1 << 14, 17):
-        for module in (sources, predictor, running, evaluate_run):
+        for module in (predictor, running, evaluate_run):
             monkeypatch.setattr(module, "BLOCK", block)
+        monkeypatch.setattr(predictor, "FILE_BLOCK", block)
         done = fedcache(f"predict --top 2 --json {run} --embeddings {path}")
         assert done.code == Exit.QUARANTINED
         rows = done.data["rows"]

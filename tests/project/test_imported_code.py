@@ -47,7 +47,7 @@ KNOWN = {
     "models/export/predict_features.py np.load": 1,  # a program of an exported folder: features, without objects
     "models/export/predict_features.py torch.export.load": 1,  # the same: the program beside it, which its user runs
     "models/export/predict_images.py torch.export.load": 1,  # the same
-    "runs/result_files.py np.load": 1,  # a docstring
+    "runs/directory.py np.load": 1,  # a docstring
     "tables/foreign_files.py numpy.load": 2,  # messages
     "tables/foreign_files.py read_pickle": 1,  # a message
     "tables/foreign_files.py torch.load": 1,  # a message

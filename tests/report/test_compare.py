@@ -17,9 +17,11 @@ from scipy import stats
 import fedcache as fc
 from fedcache.config import Home
 from fedcache.errors import FedcacheError
-from fedcache.report.comparison import PairedBlocks, across, compared, complete, within
-from fedcache.report.find_runs import find_one, gather
-from fedcache.report.statistics import (
+from fedcache.report.comparison import (
+    PairedBlocks,
+    across,
+    compared,
+    complete,
     critical_difference,
     friedman,
     groups,
@@ -28,7 +30,9 @@ from fedcache.report.statistics import (
     mean_ranks,
     p_value,
     ranking,
+    within,
 )
+from fedcache.report.find_runs import find_one, gather
 from fedcache.runs.directory import read_result, write_result
 
 NAMES = ("a", "b", "c", "d")

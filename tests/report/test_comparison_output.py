@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-from fedcache.report.comparison import Comparison, Pair, Treatment
+from fedcache.report.comparison import Comparison, Pair, Ranking, Treatment
 from fedcache.report.comparison_output import latex, markdown
-from fedcache.report.statistics import Ranking
 
 SEEDS = ("0", "1", "2")
 A = Treatment("a_1", (0.5, 0.6, 0.7), 0.6, 0.1, (0.5, 0.7), 1.25)

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from fedcache.federate.partition.client_table import Client, ClientTable
-from fedcache.report import figure_data, figure_grids, figure_runs
+from fedcache.report import figure_data, figure_runs
 from fedcache.report.find_runs import StoredRun
 
 
@@ -46,7 +46,7 @@ class Drawn:
 @pytest.fixture
 def drawn(monkeypatch):
     made = Drawn()
-    for module in (figure_runs, figure_grids, figure_data):
+    for module in (figure_runs, figure_runs, figure_data):
         monkeypatch.setattr(module, "Plot", made.take)
     return made
 
@@ -89,7 +89,10 @@ def test_the_front_of_accuracy_against_bytes_by_hand(drawn):
     def sent(up, down, mean, seeds=1, **more):
         exact = {"up_bytes": up, "down_bytes": down}
         return stored(
-            traffic={"exact": exact}, accuracy={"mean": mean}, seeds=list(range(seeds)), **more
+            traffic={"exact": exact},
+            accuracy={"mean": mean, "per_seed": [mean]},
+            seeds=list(range(seeds)),
+            **more,
         )
 
     # Bytes of one seed: a 100, b 200, c 400,000, d none, e 110, f 100. In order of cost the best so far are a 50 %,
@@ -121,16 +124,18 @@ def test_the_front_of_accuracy_against_bytes_by_hand(drawn):
 
 
 def point(accuracy, **hyperparameters):
-    return stored(accuracy={"mean": accuracy}, hyperparameters=hyperparameters)
+    return stored(
+        accuracy={"mean": accuracy, "per_seed": [accuracy]}, hyperparameters=hyperparameters
+    )
 
 
 def test_one_swept_value_is_a_line_with_a_ring_at_the_best(drawn):
-    (made,) = figure_grids.sweeps(
+    (made,) = figure_runs.sweeps(
         "g", [point(0.5, lr=0.1), point(0.9, lr=0.02), point(None, lr=3.0), point(0.7, lr=1.0)]
     )
     assert drawn.lines() == [[(0, 90), (1, 50), (2, 70)], [(0, 90)]]
     assert made.rows == [["0.1", 0.5], ["0.02", 0.9], ["1", 0.7]]
-    assert figure_grids.sweeps("g", [point(0.5, lr=1.0), point(None, lr=2.0)]) == []
+    assert figure_runs.sweeps("g", [point(0.5, lr=1.0), point(None, lr=2.0)]) == []
 
 
 def test_two_swept_values_are_a_grid_and_the_rest_is_at_its_best(drawn):
@@ -141,7 +146,7 @@ def test_two_swept_values_are_a_grid_and_the_rest_is_at_its_best(drawn):
         (0.01, 4, 1): 0.6,
         (0.001, 8, 1): 0.4,
     }
-    (made,) = figure_grids.sweeps(
+    (made,) = figure_runs.sweeps(
         "g", [point(a, lr=lr, batch=b, mu=mu) for (lr, b, mu), a in found.items()]
     )
     assert drawn.ticks() == (["0.001", "0.01", "0.1"], ["4", "8"])
@@ -168,9 +173,8 @@ def features_of(x, label, parts, **more):
         columns=columns,
         store=store,
         keys=["l", "k"],
-        fused=["k", "l"],
         partition=SimpleNamespace(clients=clients, table=table),
-        features=lambda key, rows: (x if key == "k" else more["other"])[rows].astype(np.float32),
+        features=lambda key, rows: x[rows].astype(np.float32),
     )
 
 
@@ -202,41 +206,6 @@ def test_prototypes_are_means_over_all_rows_and_over_those_of_each_client():
     )
     many = features_of(PLANE, [0] * 10, [([0], [])] * 13)
     assert len(figure_data._prototypes(many, "k")[1]) == 1 + 12, "of the first twelve clients"
-
-
-def test_the_entropy_of_zero_shot_labels_by_hand(drawn, monkeypatch):
-    # Along the text of ink a row has the scores 1 and 0: at scale 1 p = e / (e + 1), whose entropy is 0.840 bits; at
-    # scale 100 it is 0. Between the two texts it is 1 bit of 1 at both scales.
-    x = np.array([[5.0, 0], [2, 2], [0, 3], LOST])
-    texts = {"near": np.array([[2.0, 0], [0, 1]])}
-    monkeypatch.setattr(
-        figure_data, "text_of_array", lambda manifest, key: "entry" if key == "k" else None
-    )
-    monkeypatch.setattr(figure_data, "read_text", lambda path, backbone, entry: texts[backbone])
-    made = figure_data.label_entropy("e", features_of(x, [0, 0, 1, 0], [([], [0, 1, 2, 3])]))
-    p = math.e / (math.e + 1)
-    own = -(p * math.log2(p) + (1 - p) * math.log2(1 - p))
-    assert [row[0] for row in made.rows] == ["scale 1 (FST-CBDG)"] * 3 + [
-        "scale 100 (CLIP's own)"
-    ] * 3
-    assert [row[1] for row in made.rows] == pytest.approx([own, 1.0, own, 0.0, 1.0, 0.0], abs=1e-6)
-    heights = [round(bar.get_height()) for bar in drawn.axes.patches]
-    # 24 bars of 1 / 24 bits a scale: .840 is in the 21st, 1 in the last, 0 in the first
-    assert heights == [0] * 20 + [2, 0, 0, 1] + [2] + [0] * 22 + [1]
-    assert figure_data.label_entropy("e", features_of(x, [0] * 4, [([], [3])])) is None
-
-
-def test_the_agreement_of_backbones_is_the_cka_of_unit_rows(drawn):
-    # Of unit rows k is told apart along one line, l is the same for every row: alone k is all there is, and l nothing.
-    rows = [0, 2, 5, 6]
-    other = np.ones((10, 2))
-    place = features_of(
-        PLANE, [0] * 10, [(rows, []), ([0, 2, 3], []), ([0, 2, 6, 3, 1], [])], other=other
-    )
-    made = figure_data.agreement("a", place)
-    value = {(row[0], row[1]): float(row[2]) for row in made.rows}
-    assert value == pytest.approx({("near", "c0"): 1.0, ("near", "c2"): 1.0}, abs=1e-6)
-    assert drawn.ticks() == (["c0", "c1", "c2"], ["near", "l"])
 
 
 def test_mistakes_of_many_classes_are_the_fifteen_most_frequent(drawn):

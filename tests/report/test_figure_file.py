@@ -7,7 +7,7 @@ from command import fedcache, ok
 from made_path import place_of
 from pictures import folder
 
-from fedcache.report.figure_file import LISTED
+from fedcache.report.page import LISTED
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedcache.report.figure_grids import (
+from fedcache.report.figure_runs import (
+    confusion_difference,
     hyperparameters,
     importance,
     importances,
@@ -14,7 +15,6 @@ from fedcache.report.figure_grids import (
     sweeps,
     swept_points,
 )
-from fedcache.report.figure_runs import confusion_difference
 from fedcache.report.find_runs import StoredRun
 
 NUMBERS = itertools.count()
@@ -26,7 +26,7 @@ def point(mean, validation=None, **settings):
         "backbones": ["b"],
         "hyperparameters": settings,
         "seeds": [0],
-        "accuracy": {"mean": mean},
+        "accuracy": {"mean": mean, "per_seed": [mean]},
     }
     if validation is not None:
         result["validation"] = {"mean": validation}

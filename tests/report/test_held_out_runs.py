@@ -12,10 +12,16 @@ from test_merge_seeds import run
 import fedcache as fc
 from fedcache.report.compare import compare_entries
 from fedcache.report.comparison import compared, over_held_out
-from fedcache.report.find_runs import Gathered, by_setting, setting_name
+from fedcache.report.find_runs import (
+    HELD_OUT,
+    Gathered,
+    by_setting,
+    held_out_groups,
+    mean_over_values,
+    setting_name,
+)
 from fedcache.report.page import held_out_section
-from fedcache.report.run_groups import HELD_OUT, held_out_groups, mean_over_values
-from fedcache.ui.index import read_run
+from fedcache.ui.server import read_run
 
 VALUES = ("zebra", "ant", "10", "9")
 

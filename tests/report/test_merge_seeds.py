@@ -10,11 +10,9 @@ from scipy import stats
 
 from fedcache.federate.methods import METHODS, NAMES
 from fedcache.report.comparison import common_seeds, compared, depends_on_seed, paired_seeds, within
-from fedcache.report.find_runs import Gathered, StoredRun
-from fedcache.report.run_groups import merge_seeds
+from fedcache.report.find_runs import Gathered, StoredRun, merge_seeds
 from fedcache.report.verdict import lead
-from fedcache.runs.identity import draws_nothing
-from fedcache.runs.result_files import TestRows
+from fedcache.runs.directory import TestRows, draws_nothing
 
 # Accuracy of each of 100 test rows is the share of rows below this number that are right.
 BY_SEED = {0: 0.84, 1: 0.79, 2: 0.76, 3: 0.81, 4: 0.74}

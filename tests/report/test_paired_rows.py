@@ -11,7 +11,7 @@ from scipy import stats
 
 from fedcache.report.comparison import MOST_EXACT, row_difference, rows_of_run, sign_test
 from fedcache.report.find_runs import StoredRun
-from fedcache.runs.result_files import TestRows
+from fedcache.runs.directory import TestRows
 
 
 def run(seeds, protocol="global"):

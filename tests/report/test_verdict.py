@@ -79,6 +79,7 @@ def test_a_lead_of_personal_models_is_paired_over_clients():
             "mean": mean,
             "per_seed": [mean],
             "client_mean": mean,
+            "client_mean_per_seed": [mean],
             "per_client": list(clients),
         }
         return run(name, mean, protocol="personalised", accuracy=accuracy)

@@ -15,8 +15,7 @@ from small_entry import SMALL
 
 from fedcache.config import Home
 from fedcache.federate.methods import METHODS
-from fedcache.reproduce.planning import Options, RequirementCheck, plan
-from fedcache.reproduce.registry import READS, entry, names, parse
+from fedcache.reproduce.planning import READS, Options, RequirementCheck, entry, names, parse, plan
 from fedcache.reproduce.render import markdown, rows
 from fedcache.reproduce.runner import reproduce
 

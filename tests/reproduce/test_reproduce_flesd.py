@@ -11,9 +11,8 @@ from fedcache.extract.datasets import paper
 from fedcache.federate.methods import METHODS
 from fedcache.process import Stop
 from fedcache.progress import Silent
-from fedcache.reproduce.planning import Options
-from fedcache.reproduce.prepare import Workbench, short_batches
-from fedcache.reproduce.registry import entry
+from fedcache.reproduce.planning import Options, entry
+from fedcache.reproduce.runner import Workbench, short_batches
 from fedcache.store.store import Store
 
 

@@ -14,7 +14,7 @@ from fedcache.reproduce.metrics import (
     subtract,
     unit,
 )
-from fedcache.reproduce.registry import Printed
+from fedcache.reproduce.planning import Printed
 from fedcache.runs.run import Run
 
 RESULT = {
@@ -32,6 +32,7 @@ RESULT = {
     "hyperparameters": {"dim": 3},
     "widths": [4, 6],
     "classes": 5,
+    "classes_owned": {"per_client": [5, 5, 5]},
 }
 MEASURED = {"per_seed": {"0": {"rounds": [1.0, 2.0]}, "1": {"rounds": [6.0]}}}
 

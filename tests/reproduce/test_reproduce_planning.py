@@ -14,12 +14,24 @@ from fedcache.errors import CorruptionError, FedcacheError, MachineError, Stoppe
 from fedcache.extract.backbones import lookup
 from fedcache.federate.partition.partition import Columns, make
 from fedcache.process import Stop
-from fedcache.reproduce import cell_kinds, planning, prepare, registry, runner
-from fedcache.reproduce.cell_kinds import MEASURES
-from fedcache.reproduce.planning import Options, PlannedCell, Requirement, plan, roles
-from fedcache.reproduce.prepare import partition_cell, short_batches, with_known_domains
-from fedcache.reproduce.registry import PaperCell, PaperTable, Printed
-from fedcache.reproduce.runner import reproduce
+from fedcache.reproduce import planning, runner
+from fedcache.reproduce.planning import (
+    Options,
+    PaperCell,
+    PaperTable,
+    PlannedCell,
+    Printed,
+    Requirement,
+    plan,
+    roles,
+)
+from fedcache.reproduce.runner import (
+    MEASURES,
+    partition_cell,
+    reproduce,
+    short_batches,
+    with_known_domains,
+)
 
 CELL = PaperCell(
     {"m": "A"},
@@ -233,10 +245,10 @@ def test_the_sizes_of_a_partition_by_hand(monkeypatch, changed, measured, said):
     ]
     partition = SimpleNamespace(describe=lambda _: rows)
     made = SimpleNamespace(partition=partition, departures=("partition: said",))
-    monkeypatch.setattr(cell_kinds, "partition_cell", lambda *_, **__: made)
+    monkeypatch.setattr(runner, "partition_cell", lambda *_, **__: made)
     bench = SimpleNamespace(columns=lambda _: COLUMNS, options=Options(on="digits"))
     every = ("clients_of", "classes_of", "per_class", "sizes", "total")
-    found, departures = cell_kinds.partition(replace(CELL, metrics=every, **changed), bench)
+    found, departures = runner.partition(replace(CELL, metrics=every, **changed), bench)
     assert [found[name] for name in every] == measured
     assert departures == [*said, "partition: said"]
 
@@ -252,10 +264,10 @@ def test_features_are_extracted_once_for_cells_that_read_the_same(monkeypatch, o
         made = [{"key": keys[backbone]} for backbone in config.backbones]
         return SimpleNamespace(store=SimpleNamespace(arrays=arrays), path=Path("s"), arrays=made)
 
-    monkeypatch.setattr(prepare, "extract", extract)
-    monkeypatch.setattr(prepare, "columns_of", lambda _: COLUMNS)
+    monkeypatch.setattr(runner, "extract", extract)
+    monkeypatch.setattr(runner, "columns_of", lambda _: COLUMNS)
     given = {"limit": 7, "weights": {"w": "f"}, "data": {"d": "p"}, "device": "cpu"}
-    bench = prepare.Workbench(
+    bench = runner.Workbench(
         Home(own_home), Options(**given), Heard(), Stop(), Path("pictures"), Path("runs")
     )
     read = {"backbones": tuple(keys), "views": 3}
@@ -306,6 +318,6 @@ def test_the_word_proxy_means_the_stand_ins_of_the_roles_that_have_one():
         lambda: roles(table(CELL), options, looker()),
         "uses none of the backbones that have a substitute",
     )
-    whole = registry.entry("fedpcl-table5")
+    whole = planning.entry("fedpcl-table5")
     assert roles(whole, options, looker()) == planning.STAND_INS
     assert len({lookup(name).width for name in planning.STAND_INS.values()}) == 1

@@ -7,10 +7,9 @@ from pictures import folder
 from scipy.stats import kendalltau
 
 from fedcache.config import Home
-from fedcache.reproduce import cell_kinds as kinds
+from fedcache.reproduce import runner as kinds
 from fedcache.reproduce.metrics import Measurement
-from fedcache.reproduce.planning import Options, PlannedCell
-from fedcache.reproduce.registry import PaperCell, Printed, entry
+from fedcache.reproduce.planning import Options, PaperCell, PlannedCell, Printed, entry
 from fedcache.reproduce.render import orders, rows
 from fedcache.reproduce.runner import ReproducedCell, Reproduction, reproduce
 

@@ -10,8 +10,7 @@ from fedcache.extract.backbones import lookup
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import SCHEMES
 from fedcache.reproduce.metrics import METRICS
-from fedcache.reproduce.planning import RequirementCheck
-from fedcache.reproduce.registry import READS, entries, entry, names, parse
+from fedcache.reproduce.planning import READS, RequirementCheck, entries, entry, names, parse
 
 
 def printed(name, metric, *at):

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedcache.reproduce.metrics import Measurement
-from fedcache.reproduce.planning import PlannedCell
-from fedcache.reproduce.registry import Difference, PaperCell, PaperTable, Printed
+from fedcache.reproduce.planning import Difference, PaperCell, PaperTable, PlannedCell, Printed
 from fedcache.reproduce.render import markdown, report_data, title
 from fedcache.reproduce.runner import ReproducedCell, Reproduction
 

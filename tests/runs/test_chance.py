@@ -59,4 +59,3 @@ def test_what_was_not_scored_or_has_one_class_is_not_judged():
     # better than chance would be above .9 + 2 sqrt(.9 .1 / 10) = 1.09
     assert at_chance(result(0.5, [9, 1])) is None
     assert at_chance(result(0.1, None, partition={})) is None
-    assert at_chance(result(0.1, [10, 10], classes=None)) is None

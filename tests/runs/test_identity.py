@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from fedcache.federate.methods import METHODS
-from fedcache.runs.identity import DETERMINING, digest_of_code
+from fedcache.runs.directory import DETERMINING, digest_of_code
 from fedcache.store.files import digest_of_files, tree_digest
 from fedcache.store.own_code import ROOT
 
@@ -42,7 +42,7 @@ def test_comments_and_docstrings_leave_stored_runs_valid(package):
     [
         ("heads/losses.py", "log_softmax", "softmax"),
         ("store/reader.py", "return ", "return None or "),
-        ("runs/row_sources.py", "good & (s.split == 0)", "good & (s.split == 2)"),
+        ("runs/features.py", "good & (s.split == 0)", "good & (s.split == 2)"),
         ("runs/features.py", "return ", "return None or "),
     ],
 )

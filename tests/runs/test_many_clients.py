@@ -16,10 +16,15 @@ from refusal import corruption, machine_error
 import fedcache as fc
 from fedcache.config import Home
 from fedcache.errors import Exit
-from fedcache.runs import run_models
-from fedcache.runs.directory import read_result, rounds_of
-from fedcache.runs.result_files import CLIENTS_IN_RESULT, check_recordable, client_columns
-from fedcache.runs.row_sources import StoreRows
+from fedcache.runs import loop
+from fedcache.runs.directory import (
+    CLIENTS_IN_RESULT,
+    check_recordable,
+    client_columns,
+    read_result,
+    rounds_of,
+)
+from fedcache.runs.features import StoreRows
 
 M = CLIENTS_IN_RESULT + 200
 WORDS = f"--store many --scheme iid --clients {M} --rounds 2 --participation 5"
@@ -53,7 +58,7 @@ def test_models_that_do_not_fit_into_memory_are_refused_before_anything_is_train
         planned = ok(f"{command} --dry-run").data["programs"][0]["memory"]["total"]
         # as much as training needs
         for name in ("free_memory", "free_memory_on"):
-            monkeypatch.setattr(run_models, name, lambda *_, needed=planned: needed)
+            monkeypatch.setattr(loop, name, lambda *_, needed=planned: needed)
         must_fail("", f"{command} --save-clients all", code=Exit.ENVIRONMENT)
         assert not list(Home.from_environment().runs.glob("*/rounds.jsonl"))
     ok(f"train {words} --save-clients client-0001,client-0002")

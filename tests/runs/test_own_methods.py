@@ -13,7 +13,7 @@ import fedcache as fc
 from fedcache.errors import UsageError
 from fedcache.federate.methods import METHODS
 from fedcache.plugins import forget
-from fedcache.runs.identity import own_digest
+from fedcache.runs.directory import own_digest
 
 FILE = """
 from dataclasses import replace

@@ -20,7 +20,7 @@ from fedcache.federate.engine.run import executors
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import SCHEMES
 from fedcache.federate.trust.robust_rules import parse_rule
-from fedcache.runs.identity import code_of
+from fedcache.runs.directory import code_of
 
 CODE = '''
 """Means of every class, shrunk towards the mean of all: the method of a package."""
@@ -32,7 +32,7 @@ from fedcache.extract.datasets import folder
 from fedcache.federate.execution.executor import Sequential
 from fedcache.federate.methods.fedncm import METHOD as NCM
 from fedcache.federate.partition.partition import SCHEMES
-from fedcache.runs.identity import code_of
+from fedcache.runs.directory import code_of
 
 
 def aggregate(server, up, ctx):

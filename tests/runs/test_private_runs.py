@@ -22,11 +22,10 @@ from safetensors import safe_open
 from fedcache.config import Home
 from fedcache.errors import Exit
 from fedcache.process import Stop
-from fedcache.runs import directory
+from fedcache.runs import directory, trackers
 from fedcache.runs.directory import measured_of, rounds_of
 from fedcache.runs.loop import train
 from fedcache.runs.privacy_ledger import Release, read_releases, record_release, totals_of_datasets
-from fedcache.runs.trackers import choose
 
 TRAIN = "train --method fedavg --scheme iid --clients 10 --rounds 4 --participation 0.5 --dp-clip 1"
 REAL = f"{TRAIN} --dp-noise 2 --dp-allow evaluation"
@@ -463,7 +462,7 @@ def tracked(name, config, monkeypatch, stop_after=99):
     stop = Stop()
     library = mock.Mock()
     library.write = lambda _round: order.append("tracked")
-    kind = type(choose.tracker(f"{name}:there", Path()))
+    kind = type(trackers.tracker(f"{name}:there", Path()))
     monkeypatch.setattr(kind, "begin", lambda *_: library)
 
     def trained(_round):
@@ -471,7 +470,7 @@ def tracked(name, config, monkeypatch, stop_after=99):
         if len(order) == stop_after:
             stop.ask()
 
-    with choose.tracking(f"{name}:there", Home(home()), None, None) as hooks:
+    with trackers.tracking(f"{name}:there", Home(home()), None, None) as hooks:
         try:
             train(config, Home(home()), hooks=[trained, *hooks], stop=stop, fresh=True)
         except BaseException:
@@ -480,7 +479,7 @@ def tracked(name, config, monkeypatch, stop_after=99):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", choose.TRACKERS)
+@pytest.mark.parametrize("name", trackers.TRACKERS)
 def test_a_tracker_is_told_of_a_private_run_when_all_its_rounds_have_ended(name, monkeypatch):
     pytest.importorskip(name)
     assert tracked(name, STARTED, monkeypatch) == 8 * ["trained"] + 8 * ["tracked"]
@@ -512,7 +511,7 @@ def test_all_events_of_a_private_run_in_tensorboard_have_one_time(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    with choose.tracking(f"tensorboard:{tmp_path}", Home(home()), None, None) as hooks:
+    with trackers.tracking(f"tensorboard:{tmp_path}", Home(home()), None, None) as hooks:
         run = train(STARTED, Home(home()), hooks=hooks)
     for seed in (0, 1):
         read = EventAccumulator(str(tmp_path / run.path.name / f"seed-{seed}"))

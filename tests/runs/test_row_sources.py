@@ -12,8 +12,8 @@ import fedcache as fc
 from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import FedcacheError
 from fedcache.process import Stop
+from fedcache.runs.features import InputCache, Preparation
 from fedcache.runs.loop import prepare_run, row_source
-from fedcache.runs.row_sources import InputCache, Preparation
 from fedcache.runs.store_choice import open_clients
 from fedcache.store.export import write_shards
 

@@ -15,8 +15,7 @@ from stops import StopsAfter
 
 from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.runs import loop
-from fedcache.runs.directory import RunDirectory
-from fedcache.runs.identity import Identity
+from fedcache.runs.directory import Identity, RunDirectory
 
 TENSORS = {
     "server/W": torch.arange(6.0).reshape(2, 3),

@@ -9,16 +9,17 @@ from refusal import corruption, machine_error, refused, store_error
 from sent import sent
 
 from fedcache.errors import UsageError
-from fedcache.runs import run_models
+from fedcache.runs import loop, predict_run
 from fedcache.runs.directory import (
     EXECUTIONS_OF_0_1,
     DamagedRunError,
+    Identity,
     RunDirectory,
     read_result,
     write_result,
 )
 from fedcache.runs.garbage import Garbage, remove
-from fedcache.runs.identity import Identity
+from fedcache.runs.loop import save_seed
 from fedcache.runs.run import values_of
 
 
@@ -66,15 +67,15 @@ def test_swept_words_are_numbers_where_all_are():
 
 def test_a_model_that_cannot_be_saved_costs_no_run_unless_it_was_asked_for(tmp_path, monkeypatch):
     error = UsageError("predict gives 2 scores for 3 classes.", "Return scores [N, C].")
-    monkeypatch.setattr(run_models, "ModelFacts", lambda **_: SimpleNamespace(personal=True))
-    monkeypatch.setattr(run_models, "computed_as", str)
-    monkeypatch.setattr(run_models, "collect", mock.Mock(side_effect=error))
+    monkeypatch.setattr(loop, "ModelFacts", lambda **_: SimpleNamespace(personal=True))
+    monkeypatch.setattr(loop, "computed_as", str)
+    monkeypatch.setattr(loop, "collect", mock.Mock(side_effect=error))
     spec = mock.Mock(trust=SimpleNamespace(protects=False))
 
     def save(clients):
         inputs, identity, out = (mock.MagicMock() for _ in range(3))
         kept = SimpleNamespace(clients=clients)
-        return run_models.save_seed(tmp_path, inputs, spec, identity, out, kept, None)
+        return save_seed(tmp_path, inputs, spec, identity, out, kept, None)
 
     for clients in (None, "none"):
         saved, (said,) = save(clients)
@@ -88,10 +89,10 @@ def test_models_of_another_result_are_corruption(tmp_path, monkeypatch):
     found = SimpleNamespace(
         content={"files": {"seed-3.safetensors": {"sha256": "0"}}, "result": "another"}
     )
-    monkeypatch.setattr(run_models, "finished_result", lambda _run: result)
-    monkeypatch.setattr(run_models, "train_again", lambda *_: "fedcache train again")
-    monkeypatch.setattr(run_models, "read_sealed", lambda *_: found)
-    load = run_models.load_seed
+    monkeypatch.setattr(predict_run, "finished_result", lambda _run: result)
+    monkeypatch.setattr(predict_run, "train_again", lambda *_: "fedcache train again")
+    monkeypatch.setattr(predict_run, "read_sealed", lambda *_: found)
+    load = predict_run.load_seed
     refused(lambda: load(tmp_path, 5), "seed 5")
     assert store_error(lambda: load(tmp_path, 4), "seed 4").hint == "fedcache train again"
     corruption(lambda: load(tmp_path), "are from different trainings")

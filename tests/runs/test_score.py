@@ -1,4 +1,4 @@
-"""The one accuracy of a table: of new results, of earlier ones, and over test rows."""
+"""The one accuracy of a table, and over test rows."""
 
 import pytest
 from scipy import stats
@@ -28,20 +28,11 @@ def test_results_hold_both_scores_of_every_method():
     assert score_of(result(NEW), "pooled").std == pytest.approx(0.2 / 2**0.5)
 
 
-def test_earlier_results_give_what_they_hold_or_imply():
-    personal = result(OWN, "personalised", confusion=[[3, 1], [0, 4]])
-    assert score_of(personal, "client-mean") == Score((0.4, 0.6), 0.5)
-    assert score_of(personal, "pooled") == Score((None, None), 7 / 8)
-    assert score_of(result(OWN), "pooled") == Score((0.4, 0.6), 0.5)
-    assert score_of(result({**OWN, "client_mean": 0.3}), "client-mean") == Score((None, None), 0.3)
-    alone = {"mean": 0.5, "std": None, "per_seed": [0.5], "client_mean": 0.3}
-    assert score_of(result(alone), "client-mean") == Score((0.3,), 0.3)
-
-
 def test_a_table_of_both_kinds_is_scored_by_the_mean_over_clients_where_all_have_it():
     assert score_for([result(NEW), result(NEW)]) == "own"
-    assert score_for([result(NEW), result(OWN, "personalised")]) == "client-mean"
-    assert score_for([result({**OWN, "client_mean": 0.3}), result(OWN, "personalised")]) == "own"
+    assert score_for([result(NEW), result(NEW, "personalised")]) == "client-mean"
+    unscored = {**NEW, "client_mean_per_seed": [0.2, None]}
+    assert score_for([result(unscored), result(NEW, "personalised")]) == "own"
 
 
 @pytest.mark.parametrize(("hits", "rows"), [(71, 100), (0, 7), (7, 7), (99_999, 100_000)])

@@ -8,8 +8,8 @@ from refusal import refused
 import fedcache as fc
 from fedcache.config import TrainConfig
 from fedcache.federate.methods import METHODS
+from fedcache.runs.loop import stage_of_classes
 from fedcache.runs.spec import resolve_run
-from fedcache.runs.stages import stage_of_classes
 from fedcache.store.store import Store
 
 CLASSES = 6

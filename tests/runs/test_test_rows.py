@@ -16,10 +16,9 @@ from fedcache.errors import Exit
 from fedcache.federate.engine import evaluate
 from fedcache.federate.engine.client_data import Data
 from fedcache.federate.partition.client_table import Client, ClientTable
-from fedcache.runs import result_files
+from fedcache.runs import directory
 from fedcache.runs import results as counting
-from fedcache.runs.directory import file_digest, read_result
-from fedcache.runs.result_files import ROWS_FILE, TestRows
+from fedcache.runs.directory import ROWS_FILE, TestRows, file_digest, read_result
 from fedcache.runs.results import count_test_rows
 
 ROWS = 12
@@ -99,7 +98,7 @@ def test_a_file_of_other_arrays_is_damaged_and_no_bug(content, tmp_path):
             file.writestr(f"{name}_0.npy", content)
     raw = (tmp_path / ROWS_FILE).read_bytes()
     corruption(
-        lambda: result_files.test_rows(
+        lambda: directory.test_rows(
             {"seeds": [0], "files": {ROWS_FILE: file_digest(ROWS_FILE, raw)}}, tmp_path
         ),
         "test-rows.npz was changed after fedcache wrote it",
@@ -117,7 +116,7 @@ def test_a_run_of_the_command_line_has_the_file_and_a_damaged_one_is_refused(
     )
     run = place_of(words)
     result = read_result(run / "result.json")
-    found = result_files.test_rows(result, run)
+    found = directory.test_rows(result, run)
     means = [float(r.share.sum()) for r in found.values()]
     assert means == pytest.approx(result["accuracy"]["client_mean_per_seed"])
     pooled = [r.right.sum() / r.scored.sum() for r in found.values()]

@@ -21,10 +21,9 @@ from stops import StopsAfter
 import fedcache as fc
 from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.progress import Silent
-from fedcache.runs import loop
+from fedcache.runs import loop, trackers
 from fedcache.runs.directory import read_result, rounds_of
-from fedcache.runs.trackers import choose, seeds
-from fedcache.runs.trackers.tensorboard import EventFile
+from fedcache.runs.trackers import EventFile
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +49,7 @@ class Tracked:
 def read_mlflow(place):
     from mlflow.tracking import MlflowClient
 
-    from fedcache.runs.trackers.mlflow import quiet
+    from fedcache.runs.trackers import quiet
 
     with quiet():
         client = MlflowClient(f"sqlite:///{place / 'mlflow.db'}")
@@ -258,7 +257,7 @@ def test_points_of_a_grid_are_a_group_also_beyond_the_seeds_that_are_written_at_
     tmp_path, own_home, name, monkeypatch
 ):
     pytest.importorskip(name)
-    monkeypatch.setattr(seeds, "OPEN", 1)
+    monkeypatch.setattr(trackers, "OPEN", 1)
     grid = f"{TRAIN} --rounds 2 --sweep lr=0.1,0.05".replace("train", "grid")
     done = told(name, grid, tmp_path / "g", own_home).data
     found = READ[name](tmp_path / "g")
@@ -277,7 +276,7 @@ def test_a_run_that_is_resumed_or_begins_anew_is_tracked_once(tmp_path, name):
     home = Home.from_environment()
 
     def track(**more):
-        with choose.tracking(f"{name}:{tmp_path / 'r'}", home, None, None) as hooks:
+        with trackers.tracking(f"{name}:{tmp_path / 'r'}", home, None, None) as hooks:
             stops = (
                 pytest.raises(fc.FedcacheError, match="Stopped")
                 if "stop" in more
@@ -298,11 +297,11 @@ def test_a_run_that_is_resumed_or_begins_anew_is_tracked_once(tmp_path, name):
         is_that_of(whole, path.parent, 0)
 
 
-@pytest.mark.parametrize("name", choose.TRACKERS)
+@pytest.mark.parametrize("name", trackers.TRACKERS)
 def test_what_is_not_installed_is_refused_before_any_work(own_home, monkeypatch, name):
     package = {"mlflow": "sqlalchemy"}.get(name, name)
     monkeypatch.setattr(
-        choose, "find_spec", lambda asked: None if asked == package else find_spec(asked)
+        trackers, "find_spec", lambda asked: None if asked == package else find_spec(asked)
     )
     must_fail(f"pip install 'fedcache[{name}]'", f"{TRAIN} --track {name}", code=6)
     assert not (own_home / "runs").exists()
@@ -311,9 +310,9 @@ def test_what_is_not_installed_is_refused_before_any_work(own_home, monkeypatch,
 def test_several_trackers_are_asked_for_at_once_and_none_twice(tmp_path):
     place = tmp_path / "place"
     both = [f"wandb:{place}", f"tensorboard:{place}"]
-    with choose.tracking(both, Home(tmp_path), None, None) as hooks:
+    with trackers.tracking(both, Home(tmp_path), None, None) as hooks:
         assert [type(hook.tracker).__name__ for hook in hooks] == ["WandB", "TensorBoard"]
-    twice = choose.tracking([f"wandb:{place}", "wandb"], Home(tmp_path), None, None)
+    twice = trackers.tracking([f"wandb:{place}", "wandb"], Home(tmp_path), None, None)
     with pytest.raises(fc.FedcacheError, match="twice"), twice:
         pass
 
@@ -325,7 +324,7 @@ def test_the_environment_of_a_library_says_where_and_what_the_option_says_goes_b
     runs = tmp_path / "runs"
 
     def uri(spec):
-        return choose.tracker(spec, runs).uri
+        return trackers.tracker(spec, runs).uri
 
     assert uri("mlflow") == f"sqlite:///{runs / 'mlflow' / 'mlflow.db'}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracker:5000")
@@ -407,12 +406,12 @@ def test_a_hook_that_raises_is_named_and_the_run_continues(mine, dealt):
 
 def test_a_tracker_is_closed_however_the_run_ends(tmp_path, monkeypatch):
     made = mock.Mock()
-    monkeypatch.setattr(choose, "tracker", lambda *_: made)
+    monkeypatch.setattr(trackers, "tracker", lambda *_: made)
     home = Home(tmp_path)
-    with choose.tracking("tensorboard", home, None, None) as hooks:
+    with trackers.tracking("tensorboard", home, None, None) as hooks:
         assert [hook.tracker for hook in hooks] == [made]
         assert not made.close.called
-    with pytest.raises(KeyError), choose.tracking("tensorboard:x", home, tmp_path / "r", None):
+    with pytest.raises(KeyError), trackers.tracking("tensorboard:x", home, tmp_path / "r", None):
         raise KeyError
     assert made.close.call_count == 2
 

@@ -9,13 +9,12 @@ from setting_lines import cases_of, chosen
 from fedcache.federate.engine import run as engine
 from fedcache.federate.engine.run import RunCallbacks, TrainingRun
 from fedcache.federate.methods import METHODS
-from fedcache.testing.federation import TINY as TINY
-from fedcache.testing.federation import TinyClient, fitted, make_federation
-from fedcache.testing.federation import difference as difference
-from fedcache.testing.federation import gap as gap
-from fedcache.testing.federation import wide as wide
-from fedcache.testing.trial import Trial
-from fedcache.testing.trial import spread as spread
+from fedcache.testing.method_laws import TINY as TINY
+from fedcache.testing.method_laws import TinyClient, Trial, fitted, make_federation
+from fedcache.testing.method_laws import difference as difference
+from fedcache.testing.method_laws import gap as gap
+from fedcache.testing.method_laws import spread as spread
+from fedcache.testing.method_laws import wide as wide
 
 Rows = TinyClient
 tiny = make_federation

@@ -6,6 +6,24 @@ import numpy as np
 def result_of(method, per_seed, partition="p", **more):
     """The result of two clients, with these accuracies of seeds 0, 1, ..., on a partition of this name and digest."""
     mean = None if None in per_seed else float(np.mean(per_seed))
+    # Results of one model have its accuracy on all test rows, and none of clients here.
+    of_clients = [None] * len(per_seed)
+    accuracy = {
+        "mean": mean,
+        "per_seed": list(per_seed),
+        "per_client": [None, None],
+        "client_mean": None,
+        "client_mean_per_seed": of_clients,
+        "pooled": mean,
+        "pooled_per_seed": list(per_seed),
+    }
+    if more.get("protocol", "global") != "global":
+        accuracy |= {
+            "client_mean": mean,
+            "client_mean_per_seed": list(per_seed),
+            "pooled": None,
+            "pooled_per_seed": of_clients,
+        }
     return {
         "method": method,
         "backbones": ["b"],
@@ -22,7 +40,9 @@ def result_of(method, per_seed, partition="p", **more):
         },
         "seeds": list(range(len(per_seed))),
         "clients": ["north", "south"],
-        "accuracy": {"mean": mean, "per_seed": list(per_seed), "per_client": [None, None]},
+        "accuracy": accuracy,
+        "classes": 0,
+        "classes_owned": {"per_client": [None, None]},
         "macro_f1": {"mean": mean, "per_seed": list(per_seed)},
         "fairness": {"worst10": mean, "worst40": mean},
         "protocol": "global",

@@ -19,7 +19,7 @@ from fedcache.progress import Silent
 from fedcache.runs.directory import LOCK, WRITTEN, owning, read_result, write_result
 from fedcache.store.files import first_of, read_sealed_lines, write_sealed, write_sealed_lines
 from fedcache.store.lock import this_process
-from fedcache.ui import index
+from fedcache.ui import server
 
 IID = "--scheme iid --clients 4"
 
@@ -291,9 +291,9 @@ def test_a_look_at_ten_thousand_runs_asks_for_a_share_of_their_times_and_reads_n
     count = 10_000
     for i in range(count):
         (own_home / f"runs/{i:016x}").mkdir(parents=True)
-    monkeypatch.setattr(index, "read_run", lambda path: {"name": path.name, "state": "finished"})
-    monkeypatch.setattr(index, "RECENT", 0)
-    runs = index.RunIndex(own_home / "runs")
+    monkeypatch.setattr(server, "read_run", lambda path: {"name": path.name, "state": "finished"})
+    monkeypatch.setattr(server, "RECENT", 0)
+    runs = server.RunIndex(own_home / "runs")
     runs.look()
     while runs.waiting:
         runs.look()
@@ -303,13 +303,13 @@ def test_a_look_at_ten_thousand_runs_asks_for_a_share_of_their_times_and_reads_n
         stats = runs.stats
         reads = runs.reads
         runs.look()
-        assert runs.stats - stats <= 1 + -(-count // index.SHARE)
+        assert runs.stats - stats <= 1 + -(-count // server.SHARE)
         assert runs.reads == reads
     assert runs.version == version
     # Within so many looks every run that was written anew is found, and it alone is read.
     changed = own_home / f"runs/{77:016x}"
     os.utime(changed, ns=(1, 1))
-    for _ in range(index.SHARE):
+    for _ in range(server.SHARE):
         runs.look()
     assert runs.reads == count + 1
     assert len(runs.every()) == count

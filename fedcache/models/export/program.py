@@ -41,10 +41,10 @@ from fedcache.heads.linear import Tree
 from fedcache.heads.losses import MASKED
 from fedcache.models.client_prior import ModelWithPrior
 from fedcache.models.linear_head import LinearHead, linear_head
-from fedcache.models.predictor import Predictor
+from fedcache.models.predictor import Predictor, has_known_backbones, read_recipes
 from fedcache.models.saved_model import SavedModel, owned
-from fedcache.models.sources import has_known_backbones, read_recipes
 from fedcache.optional import reason
+from fedcache.parsing import Facts
 from fedcache.store.lock import write_output
 
 WEIGHTS = (InputKind.PARAMETER, InputKind.BUFFER)
@@ -84,7 +84,7 @@ class ModelInput:
         """The fields that two recipes must share to read the same input."""
         return (self.height, self.width, self.resize, self.interpolation, self.crop_pct)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Facts:
         """Plain JSON values."""
         return asdict(self)
 
@@ -436,7 +436,7 @@ class Parts:
     program: ModelProgram | None = None  # None for a format that is not in ``PROGRAMS``
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Facts:
         """Plain JSON values that a reader of any format needs."""
         facts = self.predictor.members[0].facts
         inputs: tuple[ModelInput, ...] = ()
@@ -541,9 +541,9 @@ def check_place(out: Path, kind: str, force: bool) -> None:
         )
 
 
-def write(out: Path, kind: str, parts: Parts) -> dict[str, Any]:
+def write(out: Path, kind: str, parts: Parts) -> Facts:
     """Write one format. Returns facts about the file as plain JSON values; raises as the writers below."""
-    writers: Mapping[str, Callable[[Path, Parts], dict[str, Any]]] = {
+    writers: Mapping[str, Callable[[Path, Parts], Facts]] = {
         "folder": write_folder,
         "onnx": write_onnx,
         "torch": write_torch,
@@ -554,7 +554,7 @@ def write(out: Path, kind: str, parts: Parts) -> dict[str, Any]:
     return writers[kind](out, parts)
 
 
-def write_folder(out: Path, parts: Parts) -> dict[str, Any]:
+def write_folder(out: Path, parts: Parts) -> Facts:
     """Write ``model.pt2``, ``head.safetensors``, ``model.json``, ``predict.py`` and ``README.md``; other files stay."""
     assert parts.program is not None
     out.mkdir(parents=True, exist_ok=True)
@@ -580,7 +580,7 @@ def write_folder(out: Path, parts: Parts) -> dict[str, Any]:
     return written
 
 
-def write_torch(out: Path, parts: Parts) -> dict[str, Any]:
+def write_torch(out: Path, parts: Parts) -> Facts:
     """Write a program for ``torch.export.load``, with ``model.json`` and ``README.md`` as its extra files."""
     assert parts.program is not None
     buffer = io.BytesIO()
@@ -591,7 +591,7 @@ def write_torch(out: Path, parts: Parts) -> dict[str, Any]:
     return _facts_of_program(parts, parts.program.difference)
 
 
-def write_onnx(out: Path, parts: Parts) -> dict[str, Any]:
+def write_onnx(out: Path, parts: Parts) -> Facts:
     """Write one graph from pixels to probabilities, after comparing its outputs in onnxruntime with those of torch.
 
     Raises UsageError for weights of more than ``MOST_ONNX`` bytes and for a ``predict`` that needs operators that ONNX
@@ -638,7 +638,7 @@ def write_onnx(out: Path, parts: Parts) -> dict[str, Any]:
     return _facts_of_program(parts, gap)
 
 
-def _facts_of_program(parts: Parts, difference: AnswerGap) -> dict[str, Any]:
+def _facts_of_program(parts: Parts, difference: AnswerGap) -> Facts:
     """Facts about a written program as plain JSON values."""
     assert parts.program is not None
     return {
@@ -667,7 +667,7 @@ def onnx_difference(raw: bytes, program: ModelProgram) -> tuple[AnswerGap, Answe
     return AnswerGap.of(found, expected), AnswerGap(most_scores, most_probabilities)
 
 
-def write_head(out: Path, parts: Parts) -> dict[str, Any]:
+def write_head(out: Path, parts: Parts) -> Facts:
     """Write only the trained tensors: ``server/..``, ``own/..``, ``features/..``, and ``linear/..`` of a linear head.
 
     ``prior/offset`` is the number that a client prior adds to each class score; ``linear/bias`` includes it.
@@ -698,7 +698,7 @@ def write_head(out: Path, parts: Parts) -> dict[str, Any]:
     return {"tensors": shapes, "linear": head is not None}
 
 
-def write_sklearn(out: Path, parts: Parts) -> dict[str, Any]:
+def write_sklearn(out: Path, parts: Parts) -> Facts:
     """Write a scikit-learn classifier of features, for ``joblib.load``. Raises UsageError for a nonlinear head."""
     head = linear_head(parts.predictor)
     classifier = estimator(parts.predictor, head)

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import fedcache
 from fedcache.config import Home
 from fedcache.errors import FedcacheError
+from fedcache.parsing import Facts
 from fedcache.store.catalog import last_store
 from fedcache.store.manifest import TEXT_ORDER
 from fedcache.store.store import Store
@@ -41,7 +41,7 @@ SOURCES = (
 Term = Sequence[int]
 """(numerator, denominator, power of W, power of C) of one term of a polynomial."""
 
-CountedMethod = tuple[dict[str, Any], dict[str, int]]
+CountedMethod = tuple[Facts, dict[str, int]]
 """The facts of a method, and the count of each of ``COUNTS``."""
 
 
@@ -114,7 +114,7 @@ def evaluate(terms: Iterable[Term], width: int, classes: int) -> int:
     return int(total)
 
 
-def width_of(entry: dict[str, Any], sizes: Sizes) -> int:
+def width_of(entry: Facts, sizes: Sizes) -> int:
     """The W of a method: the width of the backbone with text if the method reads text, else of all backbones."""
     if "text" in entry["needs"]:
         return sizes.text_width
@@ -139,7 +139,7 @@ def stored_counts(sizes: Sizes) -> list[CountedMethod] | None:
     return found
 
 
-def method_entries(counted: Iterable[CountedMethod], sizes: Sizes) -> list[dict[str, Any]]:
+def method_entries(counted: Iterable[CountedMethod], sizes: Sizes) -> list[Facts]:
     """An entry for every method: name, summary, paper, inputs, fidelity, and traffic of one client.
 
     Args:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
@@ -31,6 +30,7 @@ from fedcache.federate.partition.partition import Client
 from fedcache.federate.trust.pipeline import without_noise
 from fedcache.federate.trust.update_validation import counts_rows
 from fedcache.heads.linear import Tree
+from fedcache.parsing import Facts, Record
 from fedcache.report.methods import Sizes
 from fedcache.runs.spec import with_schedule_rounds
 
@@ -44,7 +44,7 @@ IDLE = ("epochs", "personal_epochs", "esd_epochs", "e_h", "e_b", "K", "probe_epo
 """Hyperparameters for the number of passes over rows. They do not affect traffic."""
 
 
-def traffic_of(method: Method, sizes: Sizes) -> dict[str, Any]:
+def traffic_of(method: Method, sizes: Sizes) -> Facts:
     """Traffic of one client that owns every class, counted in rounds without training.
 
     Returns:
@@ -57,7 +57,7 @@ def traffic_of(method: Method, sizes: Sizes) -> dict[str, Any]:
 
 # The cache is for a page, which needs the counts first and then the tensors.
 @lru_cache(maxsize=1)
-def _trial(method: Method, sizes: Sizes) -> tuple[dict[str, Any], Tree]:
+def _trial(method: Method, sizes: Sizes) -> tuple[Facts, Tree]:
     """The counts of ``traffic_of``, and the tensors that a client sent in the last round."""
     sent: Tree = {}
 
@@ -78,7 +78,7 @@ def _trial(method: Method, sizes: Sizes) -> tuple[dict[str, Any], Tree]:
     clients = [
         Client(f"c{i}", rows[i * per_client : (i + 1) * per_client], rows[:0]) for i in range(count)
     ]
-    settings: dict[str, Any] = {**hp, **_fewest_passes(method)}
+    settings: Facts = {**hp, **_fewest_passes(method)}
     # The few rows of a trial cannot fill a queue of anchors (FLESD).
     if "anchors" in hp:
         settings["anchors"] = "all"
@@ -169,7 +169,7 @@ def why_it_waits(method: Method) -> str | None:
     return why_not_asynchronous(method, method.resolve())
 
 
-def facts_in_list(method: Method) -> dict[str, Any]:
+def facts_in_list(method: Method) -> Facts:
     """Facts of a method for a list, without its traffic."""
     return {
         "name": method.name,
@@ -181,7 +181,7 @@ def facts_in_list(method: Method) -> dict[str, Any]:
     }
 
 
-def every_method(sizes: Sizes) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+def every_method(sizes: Sizes) -> list[tuple[Facts, Facts]]:
     """(facts, traffic) of every method, counted now, which takes seconds. The catalogue has the same numbers."""
     return [(facts_in_list(m), traffic_of(m, sizes)) for m in METHODS.values()]
 
@@ -271,7 +271,7 @@ _ALL = ("all its rows", "everything: this is the centralised reference")
 _ROWS = ("number of its training rows", "how much data it has")
 
 
-def rows_in_models(method: Method, settings: Mapping[str, Any] | None = None) -> tuple[str, ...]:
+def rows_in_models(method: Method, settings: Record | None = None) -> tuple[str, ...]:
     """Names of the tensors of a client's saved model that contain data of single training rows; () for most methods.
 
     Such a tensor grows with the rows, as a cache of their features does. To find it, the method trains clients with

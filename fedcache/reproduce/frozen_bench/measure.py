@@ -17,19 +17,17 @@ from fedcache.extract.extract_dataset import extract
 from fedcache.federate.engine.hyperparameters import HParam
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import InfeasibleError
-from fedcache.grids.request import request_grid
-from fedcache.grids.train_grid import grid
-from fedcache.parsing import counted
+from fedcache.grids.train_grid import grid, request_grid
+from fedcache.parsing import Facts, counted
 from fedcache.process import Stop
 from fedcache.progress import Observer, Silent
 from fedcache.reproduce.frozen_bench.study import BenchTreatment, Study
 from fedcache.reproduce.planning import Options, RequirementCheck, settings_text
-from fedcache.reproduce.prepare import WarningsOnly
-from fedcache.runs.loop import TrainingOptions, prepare_run, row_source, train_run
+from fedcache.reproduce.runner import WarningsOnly
+from fedcache.runs.features import InputCache, Preparation
+from fedcache.runs.loop import KeptModels, TrainingOptions, prepare_run, row_source, train_run
 from fedcache.runs.partitions import columns_of
-from fedcache.runs.row_sources import InputCache, Preparation
 from fedcache.runs.run import Run
-from fedcache.runs.run_models import KeptModels
 from fedcache.runs.spec import parse_seeds, takes_client_prior
 from fedcache.store.store import Store
 
@@ -240,7 +238,7 @@ class BenchRun:
         self, block: Block, store: Store, treatment: BenchTreatment, seeds: str
     ) -> TrainConfig:
         # One-shot methods have one round, in which all clients take part.
-        rounds: dict[str, Any] = {}
+        rounds: Facts = {}
         if not METHODS[treatment.method].one_shot:
             rounds = {"rounds": self.study.rounds, "participation": self.study.participation}
         return TrainConfig(

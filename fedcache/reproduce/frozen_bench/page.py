@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import scipy
 
 from fedcache.errors import UsageError
-from fedcache.parsing import counted
+from fedcache.parsing import Facts, Record, counted
 from fedcache.progress import byte_size
-from fedcache.report.statistics import interval
+from fedcache.report.comparison import interval
 from fedcache.reproduce.frozen_bench.measure import BenchScore, Block, check_same_rows
 from fedcache.reproduce.frozen_bench.study import BenchPartition, BenchTreatment, Study
 from fedcache.reproduce.planning import settings_text
@@ -40,7 +39,7 @@ SHARED = (
 """Fields that apply to all runs of a study."""
 
 
-def protocol_of(study: Study) -> dict[str, Any]:
+def protocol_of(study: Study) -> Facts:
     """The protocol of the study as plain values."""
     return {
         "title": study.title,
@@ -51,9 +50,7 @@ def protocol_of(study: Study) -> dict[str, Any]:
     }
 
 
-def study_data(
-    study: Study, scores: Sequence[BenchScore], facts: Mapping[str, Any]
-) -> dict[str, Any]:
+def study_data(study: Study, scores: Sequence[BenchScore], facts: Record) -> Facts:
     """All data of the study: protocol, scores with the digests of their runs, rankings.
 
     Args:
@@ -70,7 +67,7 @@ def study_data(
     }
 
 
-def as_json(data: Mapping[str, Any]) -> str:
+def as_json(data: Record) -> str:
     """The data as JSON text, with one ranking or score on a line."""
     parts = []
     for key, value in data.items():
@@ -83,7 +80,7 @@ def as_json(data: Mapping[str, Any]) -> str:
     return f"{{\n{body}\n}}\n"
 
 
-def summary_rows(ranked: Mapping[str, Any]) -> list[tuple[str, ...]]:
+def summary_rows(ranked: Record) -> list[tuple[str, ...]]:
     """One row per treatment of a ranking, as text; the columns are ``SUMMARY``."""
     rows: list[tuple[str, ...]] = []
     for place, s in enumerate(ranked["standings"]):
@@ -129,14 +126,14 @@ SUMMARY = (
 )
 
 
-def sentences(ranked: Mapping[str, Any]) -> list[str]:
+def sentences(ranked: Record) -> list[str]:
     """The sentence above the table of a ranking."""
     count = len(ranked["standings"])
     blocks = counted(len(ranked["blocks"]), "block")
     return [f"{count} treatments, {blocks} (combinations of data and backbone)."]
 
 
-def markdown(data: Mapping[str, Any]) -> str:
+def markdown(data: Record) -> str:
     """The page in Markdown, from the values of ``study_data``."""
     p = data["protocol"]
     scores = data["scores"]
@@ -197,7 +194,7 @@ def markdown(data: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _edges(scores: Sequence[Mapping[str, Any]]) -> str:
+def _edges(scores: Sequence[Record]) -> str:
     """The share of searched scores with a value at an edge, in words."""
     searched = [s for s in scores if s["values"] and s["points"] > 1]
     at_edge = sum(bool(s["edges"]) for s in searched)
@@ -206,13 +203,13 @@ def _edges(scores: Sequence[Mapping[str, Any]]) -> str:
     return f"{at_edge} of {count} searches ({share:.1f} %)"
 
 
-def _blocks(scores: Sequence[Mapping[str, Any]]) -> list[str]:
+def _blocks(scores: Sequence[Record]) -> list[str]:
     """One table for each data set and backbone: a column for each partition."""
     lines = []
     pairs = dict.fromkeys((s["block"]["data"], s["block"]["backbone"]) for s in scores)
     for data, backbone in pairs:
         partitions: dict[str, None] = {}
-        by_treatment: dict[str, dict[str, Mapping[str, Any]]] = {}
+        by_treatment: dict[str, dict[str, Record]] = {}
         for s in scores:
             block = s["block"]
             if block["data"] == data and block["backbone"] == backbone:
@@ -232,7 +229,7 @@ def _blocks(scores: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def _value(score: Mapping[str, Any] | None) -> str:
+def _value(score: Record | None) -> str:
     """A cell of a table: mean accuracy in %, its standard deviation over seeds, with prior, and the chosen settings."""
     if score is None:
         return ""
@@ -464,7 +461,7 @@ class ResultFile:
         scores: of treatments in blocks.
     """
 
-    shared: dict[str, Any]
+    shared: Facts
     data: dict[str, str]
     partitions: dict[str, BenchPartition]
     treatments: dict[str, BenchTreatment]
@@ -505,7 +502,7 @@ def _read(path: Path) -> ResultFile:
     return made
 
 
-def _score(value: Mapping[str, Any]) -> BenchScore:
+def _score(value: Record) -> BenchScore:
     """A score from JSON values. Raises ValueError or TypeError for values that are not those of a score."""
     values = dict(value)
     block = {axis: str(label) for axis, label in value["block"].items()}

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from importlib.resources import files
-from typing import Any
 
 from fedcache.errors import InternalError, UsageError, unknown
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import SCHEMES
+from fedcache.parsing import Facts, Record
 
 NAME = "frozen-bench"
 AXES = ("data", "backbone", "partition", "treatment")
@@ -34,7 +34,7 @@ class BenchPartition:
 
     scheme: str
     clients: int | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Record = field(default_factory=dict)
     domains: int = 1
 
 
@@ -76,7 +76,7 @@ class BenchTreatment:
     family: str
     is_global: bool
     reads_texts: bool
-    set: Mapping[str, Any] = field(default_factory=dict)
+    set: Record = field(default_factory=dict)
     search: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
@@ -127,7 +127,7 @@ class Study:
         Raises:
             UsageError with "did you mean" for an unknown axis or value.
         """
-        changed: dict[str, Any] = {}
+        changed: Facts = {}
         for axis, values in labels.items():
             if axis not in AXES:
                 raise unknown(f"label of {NAME}", axis, AXES)
@@ -135,7 +135,7 @@ class Study:
             name = f"{axis}s"
             if axis == "data":
                 name = axis
-            have: Mapping[str, Any] = getattr(self, name)
+            have: Record = getattr(self, name)
             if axis == "treatment":
                 # A method that is no treatment of the study, such as one of a plugin, is added with its default values.
                 own = [value for value in values if value not in have and value in METHODS]
@@ -187,7 +187,7 @@ def read_study() -> Study:
     return parse_study(tomllib.loads(file.read_text(encoding="utf-8")))
 
 
-def parse_study(data: Mapping[str, Any]) -> Study:
+def parse_study(data: Record) -> Study:
     """A study from the values of a file.
 
     Raises:
@@ -214,7 +214,7 @@ def parse_study(data: Mapping[str, Any]) -> Study:
     return Study(**made)
 
 
-def _treatment(label: str, data: Mapping[str, Any]) -> BenchTreatment:
+def _treatment(label: str, data: Record) -> BenchTreatment:
     name = data.get("method", label)
     if name not in METHODS:
         raise _wrong(f"treatment {label}: no method {name}")
@@ -228,7 +228,7 @@ def _treatment(label: str, data: Mapping[str, Any]) -> BenchTreatment:
 
 
 def treatment_of(
-    name: str, family: str, settings: Mapping[str, Any], search: Mapping[str, Sequence[str]]
+    name: str, family: str, settings: Record, search: Mapping[str, Sequence[str]]
 ) -> BenchTreatment:
     """A method with settings. Raises UsageError for an unknown hyperparameter or value."""
     method = METHODS[name]

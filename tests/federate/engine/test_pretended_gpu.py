@@ -21,7 +21,7 @@ from fedcache.federate.trust.attacks import parse_attack
 from fedcache.federate.trust.pipeline import TrustPolicy
 from fedcache.federate.trust.privacy import Privacy
 from fedcache.federate.trust.robust_rules import parse_rule
-from fedcache.testing.federation import fitted
+from fedcache.testing.method_laws import fitted
 
 
 def pytest_generate_tests(metafunc):

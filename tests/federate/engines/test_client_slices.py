@@ -8,7 +8,7 @@ from federation import cases, difference, fitted, ids, tiny
 from methods_tried import tried
 
 from fedcache.federate.engine.run import TrainingRun, new_run, run
-from fedcache.federate.engines.ray import client_slices
+from fedcache.federate.engines.ray import engine
 from fedcache.federate.execution import executor
 from fedcache.federate.methods import METHODS
 
@@ -31,14 +31,14 @@ class Workers:
 
     def wait(self, seconds):
         tag, args = self.waiting.pop()
-        return [(tag, client_slices.fit_slice(self.held, *args))]
+        return [(tag, engine.fit_slice(self.held, *args))]
 
 
 def over_workers(spec, hp):
     """The outcome of a run on two workers, and the workers."""
     workers = Workers(spec, hp)
     with ExitStack() as opened:
-        client_slices.over_ray(opened, lambda: workers)
+        engine.over_ray(opened, lambda: workers)
         return run(spec, hp), workers
 
 

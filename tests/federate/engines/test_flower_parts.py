@@ -24,7 +24,7 @@ from small_sites import Heard, cut, missed_by
 
 from fedcache.config import Home, TrainConfig
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engines.flower import network, serving
+from fedcache.federate.engines.flower import processes, serving
 from fedcache.federate.engines.flower.messages import (
     MalformedError,
     PackedMessage,
@@ -34,9 +34,8 @@ from fedcache.federate.engines.flower.messages import (
     unpack,
 )
 from fedcache.federate.engines.flower.messages import refused as refused_answer
-from fedcache.federate.engines.flower.network import Address
 from fedcache.federate.engines.flower.plan import read_app, why_not, write_app
-from fedcache.federate.engines.flower.processes import Keys, free_port, start
+from fedcache.federate.engines.flower.processes import Address, Keys, free_port, start
 from fedcache.federate.engines.flower.site import ShardSite
 from fedcache.federate.engines.flower.site_names import VARIABLE
 from fedcache.federate.methods import METHODS
@@ -483,17 +482,17 @@ def test_a_server_ends_with_whoever_waits_for_it_and_keeps_names_where_sites_hav
         begun.append(process)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(network, "program", lambda _name: "sleep")
+    monkeypatch.setattr(processes, "program", lambda _name: "sleep")
     monkeypatch.setattr(
-        network,
+        processes,
         "start",
         lambda name, _command, folder, extra: (
             told.update(extra) or start(name, ["sleep", "60"], folder, extra)
         ),
     )
-    monkeypatch.setattr(network, "wait_for_port", wait)
+    monkeypatch.setattr(processes, "wait_for_port", wait)
     keys = Keys(tmp_path / "keys") if secure else None
     with pytest.raises(KeyboardInterrupt):
-        network.start_superlink(Address("127.0.0.1", free_port()), keys, tmp_path / "server")
+        processes.start_superlink(Address("127.0.0.1", free_port()), keys, tmp_path / "server")
     assert not begun[0].alive
     assert told[VARIABLE] == (f"{tmp_path}/server/names.json" if secure else "")

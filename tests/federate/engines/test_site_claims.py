@@ -26,8 +26,7 @@ from fedcache.federate.engines.flower.messages import (
     refusal_of,
     unpack,
 )
-from fedcache.federate.engines.flower.server import checked_counts
-from fedcache.federate.engines.flower.server_job import ServerJob
+from fedcache.federate.engines.flower.server import ServerJob, checked_counts
 from fedcache.federate.engines.flower.sites import Member, RowLimits, SiteFacts, Sites, Terms
 from fedcache.store.files import digest_of, sha256_hex
 from fedcache.store.store import Store

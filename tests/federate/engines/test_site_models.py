@@ -16,7 +16,7 @@ from fedcache.errors import Exit
 from fedcache.federate.engines.flower.site import SiteJob
 from fedcache.models.predictor import Predictor
 from fedcache.models.saved_model import SavedModel
-from fedcache.runs.run_models import load_seed
+from fedcache.runs.predict_run import load_seed
 from fedcache.store.store import Store
 
 

@@ -14,8 +14,8 @@ from fedcache.federate.engine.run import choose
 from fedcache.federate.execution import gram
 from fedcache.federate.execution.memory_estimate import GPU_SET, Load
 from fedcache.federate.methods import METHODS
-from fedcache.runs import row_sources
-from fedcache.testing.federation import make_federation
+from fedcache.runs import features
+from fedcache.testing.method_laws import make_federation
 
 SMALL = Load(
     head_bytes=40_000, clients=100, outputs=10, rows=np.full(100, 50), participants=100, width=1024
@@ -70,24 +70,24 @@ def test_features_that_a_gpu_has_no_room_for_are_refused_with_both_numbers(monke
     x = torch.zeros(3 << 18, 1, 4)  # 12 MiB, or 6 in float16
     data = Data(StoredRows(x.half()) if stored else x, torch.zeros(3 << 18, dtype=torch.int64), 2)
     monkeypatch.setattr(
-        row_sources, "free_memory_on", lambda device: 5 << 20 if device == "cuda" else 1 << 60
+        features, "free_memory_on", lambda device: 5 << 20 if device == "cuda" else 1 << 60
     )
 
     inputs = Inputs(data)
     machine_error(
-        lambda: row_sources.on_device(inputs, "cuda"), f"{6 if stored else 12} MiB", "--device cpu"
+        lambda: features.on_device(inputs, "cuda"), f"{6 if stored else 12} MiB", "--device cpu"
     )
-    assert row_sources.on_device(inputs, "cpu") is inputs
+    assert features.on_device(inputs, "cpu") is inputs
 
 
 def test_features_that_fit_are_moved_to_the_gpu(monkeypatch):
     monkeypatch.setattr(
-        row_sources, "free_memory_on", lambda device: 1 << 30 if device == "cuda" else 0
+        features, "free_memory_on", lambda device: 1 << 30 if device == "cuda" else 0
     )
     data, _ = make_federation()
 
     with pretended_gpu():
-        moved = row_sources.on_device(Inputs(data), "cuda").data
+        moved = features.on_device(Inputs(data), "cuda").data
         assert [t.device.type for t in (moved.x, moved.y, moved.text, moved.domain)] == ["cuda"] * 4
         assert torch.equal(moved.x.cpu(), data.x)
 
@@ -97,12 +97,12 @@ def test_training_is_on_the_cpu_unless_a_gpu_is_asked_for_or_encoders_are_live(m
     monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     said = Heard()
-    assert row_sources.training_device("auto", said) == "cpu"
+    assert features.training_device("auto", said) == "cpu"
     assert [("--device cuda" in text) for text in said.notes] == [True] * there
-    assert row_sources.training_device("cpu", said) == "cpu"
-    assert row_sources.training_device("auto", said, live=True) == ("cuda" if there else "cpu")
+    assert features.training_device("cpu", said) == "cpu"
+    assert features.training_device("auto", said, live=True) == ("cuda" if there else "cpu")
     if there:
-        assert row_sources.training_device("cuda", said) == "cuda"
+        assert features.training_device("cuda", said) == "cuda"
     else:
-        machine_error(lambda: row_sources.training_device("cuda", said), "--device cuda")
+        machine_error(lambda: features.training_device("cuda", said), "--device cuda")
     assert len(said.notes) == there, "nothing is said of what was asked for"

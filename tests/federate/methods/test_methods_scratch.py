@@ -9,8 +9,7 @@ from setting_lines import set_to
 
 from fedcache.config import Home
 from fedcache.federate.methods import METHODS, fedavg_scratch
-from fedcache.reproduce.planning import Options, RequirementCheck, plan
-from fedcache.reproduce.registry import entry
+from fedcache.reproduce.planning import Options, RequirementCheck, entry, plan
 
 
 def test_one_client_of_fedavg_is_a_client_alone():

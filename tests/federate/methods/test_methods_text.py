@@ -17,7 +17,7 @@ from fedcache.federate.engine.context import generator
 from fedcache.federate.engine.outcome import entropy_bits
 from fedcache.federate.methods import METHODS
 from fedcache.federate.methods.common.synthesis import stratified
-from fedcache.testing.federation import TinyClient
+from fedcache.testing.method_laws import TinyClient
 
 
 def test_zero_shot_is_the_nearest_text_feature_at_every_scale():  # T-Z1

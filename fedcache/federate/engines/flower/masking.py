@@ -12,9 +12,8 @@ SecAgg+ rounds [-C, C] to a grid of integers, so the sum is exact to 2 C m / lev
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +23,7 @@ from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.method import Method, Pooling, Uploads
 from fedcache.federate.trust.pipeline import TrustPolicy, UploadPool
 from fedcache.heads.linear import Tree
+from fedcache.parsing import Facts, Record
 
 LEAST_SITES = 3
 """Minimum number of sites in a sum. With two sites, each could compute the other's upload from the sum."""
@@ -109,12 +109,12 @@ class Masking:
         """d, numbers in a vector."""
         return sum(t.size for t in self.tensors)
 
-    def to_words(self) -> dict[str, Any]:
+    def to_words(self) -> Facts:
         """Plain JSON values."""
         return asdict(self)
 
     @classmethod
-    def from_words(cls, words: Mapping[str, Any]) -> Masking:
+    def from_words(cls, words: Record) -> Masking:
         """The inverse of ``to_words``."""
         tensors = []
         for t in words["tensors"]:

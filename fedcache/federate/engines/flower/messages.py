@@ -23,6 +23,7 @@ import torch
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.heads.linear import Tree
+from fedcache.parsing import Facts
 
 DTYPES = ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
 """Legal types of a tensor in a message."""
@@ -56,7 +57,7 @@ class RawTensor:
 class SiteMessage:
     """Content of a message."""
 
-    words: dict[str, Any]  # JSON values
+    words: Facts  # JSON values
     trees: Sequence[Tree] = ()  # one for each point and seed of the message
 
 
@@ -80,7 +81,7 @@ def pack(message: SiteMessage) -> PackedMessage:
     at_of_key: dict[bytes, str] = {}
     trees = []
     for tree in message.trees:
-        entry: dict[str, Any] = {}
+        entry: Facts = {}
         for name, t in tree.items():
             # ``ascontiguousarray`` turns a scalar into a vector of one number, hence the reshape.
             values = np.ascontiguousarray(t.detach().cpu().numpy())
@@ -100,7 +101,7 @@ def pack(message: SiteMessage) -> PackedMessage:
 def unpack(packed: PackedMessage) -> SiteMessage:
     """The inverse of ``pack``, for bytes from an untrusted sender. Raises MalformedError for any fault."""
     try:
-        words: dict[str, Any] = json.loads(packed.words)
+        words: Facts = json.loads(packed.words)
         entries = words.pop("trees")  # only a dict has a pop that takes a text
         made = []
         total = 0
@@ -196,7 +197,7 @@ def refused(error: FedcacheError) -> SiteMessage:
     return SiteMessage({"refused": words})
 
 
-def error_words(error: FedcacheError) -> dict[str, Any]:
+def error_words(error: FedcacheError) -> Facts:
     """An error as JSON values."""
     return {"code": int(error.code), "message": error.message, "hint": error.hint}
 

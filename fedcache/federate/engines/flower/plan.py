@@ -24,7 +24,7 @@ from fedcache.federate.engines.flower.masking import BOUND, LEAST_SITES, check_s
 from fedcache.federate.engines.flower.sites import Terms
 from fedcache.federate.methods import find_method
 from fedcache.grids.points import check_sweeps, split_key
-from fedcache.parsing import parse_toml
+from fedcache.parsing import Record, parse_toml
 from fedcache.runs.spec import (
     SAMPLING_OPTIONS,
     TIMING_OPTIONS,
@@ -277,7 +277,7 @@ class Plan:
         return made
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Plan:
+    def from_config(cls, config: Record) -> Plan:
         """The inverse of ``to_config``; "" stands for an option at its default. Raises UsageError."""
         given = {}
         for option, value in config.items():

@@ -43,7 +43,7 @@ from flwr.serverapp import Grid
 from fedcache.federate.engines.flower.masking import LEAST_SITES, MODULUS, levels_for
 from fedcache.federate.engines.flower.messages import SiteMessage, refusal_of
 from fedcache.federate.engines.flower.sites import SecureSum
-from fedcache.parsing import parse_json
+from fedcache.parsing import Facts, parse_json
 
 
 def least_that_stay(sites: int) -> int:
@@ -198,7 +198,7 @@ def secure_sum(
     return SecureSum(words, total, polled.errors, "")
 
 
-def _words(answer: FitRes) -> dict[str, Any]:
+def _words(answer: FitRes) -> Facts:
     """The words that a site sent with its vector; {} if they are no table."""
     try:
         found = parse_json(str(answer.metrics.get("words")))

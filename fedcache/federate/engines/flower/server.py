@@ -9,6 +9,7 @@ was after the last round in which the server used its upload.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -20,10 +21,12 @@ from torch import Tensor
 
 from fedcache.config import Home, to_table
 from fedcache.errors import FedcacheError, FederatedRunError, UsageError
+from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.method import keep_down, sends_nothing
 from fedcache.federate.engine.outcome import (
     DeployedModel,
+    Evaluation,
     RoundRecord,
     Snapshot,
     TrainingOutput,
@@ -35,7 +38,6 @@ from fedcache.federate.engine.snapshots import resume_job, snapshot_of
 from fedcache.federate.engines.flower.masking import LEAST_SITES, Masking
 from fedcache.federate.engines.flower.messages import SiteMessage, refusal_of
 from fedcache.federate.engines.flower.plan import Plan
-from fedcache.federate.engines.flower.server_job import OnRound, ServerJob
 from fedcache.federate.engines.flower.site import SiteJob
 from fedcache.federate.engines.flower.site_names import SiteNames
 from fedcache.federate.engines.flower.sites import (
@@ -51,14 +53,105 @@ from fedcache.federate.engines.flower.sites import (
 )
 from fedcache.federate.trust.pipeline import RejectedUpload
 from fedcache.heads.linear import Tree
+from fedcache.parsing import Facts, Record
 from fedcache.process import Stop
-from fedcache.progress import Observer
+from fedcache.progress import Observer, piece_of_work
 from fedcache.runs.directory import owning
 from fedcache.runs.events import GridPosition
-from fedcache.runs.loop import OpenRun, TrainingOptions, note_paper_choices, open_run, prepare_run
+from fedcache.runs.loop import (
+    OpenRun,
+    TrainingOptions,
+    note_paper_choices,
+    open_run,
+    prepare_run,
+    training_run,
+)
 from fedcache.runs.run import Run
-from fedcache.runs.run_models import training_run
 from fedcache.store.files import digest_of
+
+# Job of a server: one point and seed of a federation.
+
+OnRound = Callable[[int, Facts, Facts, Callable[[], Snapshot]], None]
+"""(round, metrics, traffic of the round, snapshot) after a round of one configuration and seed; rounds begin at 1."""
+
+
+MOST_TENSORS = 10_000
+"""Maximum number of tensors in a client's state that a site may report."""
+MOST_NUMBERS = 2**40
+"""Maximum length of an axis of such a tensor."""
+
+
+def _is_shape(value: Any) -> bool:
+    """Whether a value that a site sent is the shape of a tensor."""
+    if not isinstance(value, list):
+        return False
+    return all(type(n) is int and 0 <= n <= MOST_NUMBERS for n in value)
+
+
+@dataclass
+class ServerJob:
+    """One point and seed that the server trains."""
+
+    id: str  # names it to the sites
+    run: RunState  # the server's side of it
+    rounds: int  # number of rounds in all
+    participation: int | float | None  # as ``RunState.sample`` takes it
+    on_round: OnRound  # called after every round
+    # True: an invalid upload is left out of its round; False: an invalid upload ends the run.
+    leaves_out: bool = False
+    records: list[RoundRecord] = field(default_factory=list)  # of the rounds so far
+    # client -> (name, shape) of the tensors of its state, sorted by name. Tensors under ``rows/`` are left out, because
+    # they have one row for each training row, so their shapes differ between clients.
+    outlines: dict[int, tuple[tuple[str, tuple[int, ...]], ...]] = field(default_factory=dict)
+    evaluation: Evaluation | None = None  # of the last round that was scored
+    scored_rows: Data | None = None  # labels of the rows that ``evaluation`` scored
+    failed: FedcacheError | None = None  # the error that ended it
+    # of the server's tensors at the beginning
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    # client -> the last round in which the server used its upload
+    latest: dict[int, int] = field(default_factory=dict)
+
+    def answered(self, client: int, words: Any) -> int:
+        """Check the words of a client's answer, and keep the shapes of its state; returns the round that was answered.
+
+        Raises ValueError for words that do not belong to this job.
+        """
+        if not isinstance(words, dict) or words.get("id") != self.id:
+            found = "none"
+            if isinstance(words, dict):
+                found = str(words.get("id"))[:12]
+            expected = self.id[:12]
+            raise ValueError(f"the answer belongs to job {found}, expected {expected}")
+        number = words.get("round")
+        outline = words.get("outline")
+        sound = (
+            isinstance(outline, dict)
+            and len(outline) <= MOST_TENSORS
+            and all(map(_is_shape, outline.values()))
+        )
+        if type(number) is not int or not sound:
+            raise ValueError("its header is malformed")
+        if outline:
+            tensors = []
+            for name, shape in sorted(outline.items()):
+                if not name.startswith("rows/"):
+                    tensors.append((name, tuple(shape)))
+            self.outlines[client] = tuple(tensors)
+        return number
+
+    @property
+    def outline(self) -> Tree:
+        """The state of most clients, as tensors without memory."""
+        if not self.outlines:
+            return {}
+        ((usual, _),) = Counter(self.outlines.values()).most_common(1)
+        return {name: torch.empty(shape, device="meta") for name, shape in usual}
+
+    @property
+    def open(self) -> bool:
+        """Whether rounds are left."""
+        return self.failed is None and self.run.round < self.rounds
+
 
 UPLOAD_BYTES = 8
 """Bytes of a number in a masked vector."""
@@ -160,7 +253,7 @@ class Server:
             made.latest = {client: r.round for r in made.records for client in r.clients}
         return made
 
-    def train(self, jobs: Sequence[ServerJob], eval_every: int, common: Mapping[str, Any]) -> None:
+    def train(self, jobs: Sequence[ServerJob], eval_every: int, common: Record) -> None:
         """Train all rounds of the jobs that ``start`` made; every ``eval_every``-th round and the last one are scored.
 
         A round of all open jobs is one message to each site. Each job ends with ``evaluation`` or ``failed``.
@@ -196,7 +289,7 @@ class Server:
         jobs: Sequence[ServerJob],
         samples: Sequence[Sequence[int]],
         downs: Sequence[Tree],
-        common: Mapping[str, Any],
+        common: Record,
     ) -> Sequence[Mapping[int, Tree | str] | SummedUploads]:
         """For each job: client -> its upload, or why there is none; with secure aggregation the sums."""
         if self.secure_bound is not None:
@@ -225,7 +318,7 @@ class Server:
         jobs: Sequence[ServerJob],
         samples: Sequence[Sequence[int]],
         downs: Sequence[Tree],
-        common: Mapping[str, Any],
+        common: Record,
         bound: float,
     ) -> list[SummedUploads]:
         """A round of secure aggregation. Jobs with the same clients share one message and one vector.
@@ -404,7 +497,7 @@ class Server:
         self.sites.missed.append(MissedSite(number, name, f"its upload is rejected: {why}"))
         self.sites.observer.warn(f"round {number}: {rejected}")
 
-    def _score(self, jobs: Sequence[ServerJob], common: Mapping[str, Any]) -> None:
+    def _score(self, jobs: Sequence[ServerJob], common: Record) -> None:
         """Score jobs from the counts of all sites, with the figures of the in-process evaluation."""
         if not jobs:
             return
@@ -451,8 +544,8 @@ class Server:
         job.on_round(run.round, metrics, asdict(traffic), snapshot)
 
     def _words(
-        self, jobs: Sequence[ServerJob], client: int, common: Mapping[str, Any], ahead: int = 0
-    ) -> dict[str, Any]:
+        self, jobs: Sequence[ServerJob], client: int, common: Record, ahead: int = 0
+    ) -> Facts:
         """Words of one message to a client; ``ahead`` is 1 for the next round, 0 for the last finished one."""
         entries = []
         for job in jobs:
@@ -654,12 +747,11 @@ def federate(
         method = points[0].spec.method
         started = [job for _, job in jobs]
         total = sum(job.rounds for job in started)
-        observer.start(f"{method} over {len(facts)} sites", total, "rounds")
-        try:
-            with owning([run.directory.path for run in begun], observer, Stop()):
-                server.train(started, plan.train.eval_every, common)
-        finally:
-            observer.stop()
+        with (
+            piece_of_work(observer, f"{method} over {len(facts)} sites", total, "rounds"),
+            owning([run.directory.path for run in begun], observer, Stop()),
+        ):
+            server.train(started, plan.train.eval_every, common)
     errors = []
     for run, job in jobs:
         if job.failed is not None:
@@ -739,8 +831,8 @@ def _start_seed(run: OpenRun, seed: int, server: Server, observer: Observer) -> 
 
     def round_ended(
         number: int,
-        metrics: dict[str, Any],
-        traffic: dict[str, Any],
+        metrics: Facts,
+        traffic: Facts,
         snapshot: Callable[[], Snapshot],
     ) -> None:
         run.events.round_ended(seed, number, metrics, traffic)
@@ -759,7 +851,7 @@ def _finish(run: OpenRun, server: Server, seconds: float) -> Run:
     uploads = "one by one"
     if bound is not None:
         uploads = f"only sums (SecAgg+), every number within {bound:g}"
-    federation: Mapping[str, Any] = {
+    federation: Record = {
         "engine": "flower",
         "uploads": uploads,
         "sites": [m.facts.name for m in sites.members],

@@ -11,12 +11,12 @@ from flwr.serverapp import Grid, ServerApp
 from fedcache.config import Home
 from fedcache.errors import FedcacheError
 from fedcache.federate.engines.flower.messages import error_words
-from fedcache.federate.engines.flower.network import MARK
 from fedcache.federate.engines.flower.plan import Plan
-from fedcache.federate.engines.flower.processes import end_with_parent
+from fedcache.federate.engines.flower.processes import MARK, end_with_parent
 from fedcache.federate.engines.flower.server import federate
 from fedcache.federate.engines.flower.site_names import SiteNames
 from fedcache.federate.engines.flower.transport import FlowerTransport
+from fedcache.parsing import Facts
 from fedcache.progress import Round, Silent
 
 app = ServerApp()
@@ -72,7 +72,7 @@ def main(grid: Grid, context: Context) -> None:
     log_line(done=done)
 
 
-def _short(result: dict[str, Any]) -> dict[str, Any]:
+def _short(result: Facts) -> Facts:
     """A result without the figures of single clients, short enough for a line of the log."""
     kept = (
         "method",

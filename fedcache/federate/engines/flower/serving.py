@@ -10,20 +10,13 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from fedcache.config import Home
 from fedcache.errors import MachineError, UsageError, shell_word
-from fedcache.federate.engines.flower.network import (
-    EVERYWHERE,
-    Address,
-    register,
-    run_app,
-    start_superlink,
-    start_supernode,
-)
 from fedcache.federate.engines.flower.plan import Plan, write_app
 from fedcache.federate.engines.flower.processes import (
+    EVERYWHERE,
+    Address,
     Keys,
     Process,
     failure_of,
@@ -32,10 +25,15 @@ from fedcache.federate.engines.flower.processes import (
     need_flower,
     read_keys,
     read_site_keys,
+    register,
+    run_app,
+    start_superlink,
+    start_supernode,
     stop_all,
 )
 from fedcache.federate.engines.flower.site import state_of
 from fedcache.federate.engines.flower.site_names import server_folder
+from fedcache.parsing import Facts
 from fedcache.runs.store_choice import client_paths
 from fedcache.store.files import make_private
 from fedcache.store.store import Store
@@ -52,7 +50,7 @@ WITH_KEYS = "fedcache flower keys --out KEYS --sites NAME, then start the server
 
 HOST = "127.0.0.1"
 
-OnWords = Callable[[dict[str, Any]], None]
+OnWords = Callable[[Facts], None]
 """Callback for the notes and warnings of a run."""
 
 
@@ -192,7 +190,7 @@ class Loopback:
         self.nodes[label] = process
         return process
 
-    def run(self, plan: Plan, on_words: OnWords) -> dict[str, Any]:
+    def run(self, plan: Plan, on_words: OnWords) -> Facts:
         """Write the plan's app and run it; returns the last message of the run."""
         app = write_app(plan, self.folder / f"app-{plan.train.method}")
         return run_app(app, self.address, on_words)
@@ -233,7 +231,7 @@ def up(
     tls: bool,
     port: int | None,
     keep: Path | None,
-) -> dict[str, Any]:
+) -> Facts:
     """Run a plan on loopback with one site for each shard of a directory; returns the last message of the run.
 
     Args:

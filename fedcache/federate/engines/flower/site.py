@@ -7,7 +7,6 @@ each message in a new process.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -40,11 +39,18 @@ from fedcache.federate.methods import find_method
 from fedcache.federate.partition.partition import Client
 from fedcache.federate.trust.pipeline import TrustPolicy
 from fedcache.heads.linear import Tree
-from fedcache.models.client_stacks import ClientTensors
-from fedcache.models.saved_model import ModelFacts, SavedModel, client_tensors, computed_as, owned
+from fedcache.models.saved_model import (
+    ClientTensors,
+    ModelFacts,
+    SavedModel,
+    client_tensors,
+    computed_as,
+    owned,
+)
+from fedcache.parsing import Facts, Record
 from fedcache.progress import Silent
+from fedcache.runs.directory import code_of
 from fedcache.runs.features import text_of
-from fedcache.runs.identity import code_of
 from fedcache.runs.origin import check_text
 from fedcache.runs.store_choice import arrays_for, backbones_of, feat_post_for
 from fedcache.store.files import (
@@ -72,7 +78,7 @@ class SiteJob:
     since: int  # the last round in which the server used an upload of this site; 0 for none
 
     @classmethod
-    def from_words(cls, words: Mapping[str, Any]) -> SiteJob:
+    def from_words(cls, words: Record) -> SiteJob:
         """The inverse of ``to_words``. Raises FederatedRunError for an id that would be a path."""
         name = str(words["id"])
         if not name.isalnum():
@@ -87,7 +93,7 @@ class SiteJob:
             int(words["since"]),
         )
 
-    def to_words(self) -> dict[str, Any]:
+    def to_words(self) -> Facts:
         """Plain JSON values."""
         return asdict(self)
 
@@ -119,7 +125,7 @@ class Site:
         dtype = getattr(torch, str(message.words["dtype"]))
         method = self.request.method
         trees = []
-        answers: list[dict[str, Any]] = []
+        answers: list[Facts] = []
         fitted = {}  # key of jobs with equal uploads -> the upload
         for job, down in zip(jobs, message.trees, strict=True):
             run = self._run(job, clients, client_number, dtype)
@@ -280,7 +286,7 @@ class StoredClientMemory:
         client = digest_of(self.client)[:16]
         return self.folder / job / client / f"after-{round_}.safetensors"
 
-    def _seal_facts(self, job: str, round_: int) -> dict[str, Any]:
+    def _seal_facts(self, job: str, round_: int) -> Facts:
         return {
             "kind": "client state",
             "store": self.store,

@@ -40,7 +40,7 @@ from fedcache.federate.engines.flower.messages import SiteMessage, refusal_of
 from fedcache.federate.engines.flower.site_names import SiteNames
 from fedcache.federate.partition.partition import Client, Partition
 from fedcache.federate.trust.pipeline import FAR_OUT, far_out_limit
-from fedcache.parsing import parse_json
+from fedcache.parsing import Facts, Record, parse_json
 from fedcache.progress import Observer
 from fedcache.runs.features import RunFeatures
 from fedcache.store.files import digest_of, sha256_hex
@@ -150,7 +150,7 @@ class SiteFacts:
             )
         return made
 
-    def to_words(self) -> dict[str, Any]:
+    def to_words(self) -> Facts:
         """Plain JSON values."""
         return asdict(self)
 
@@ -384,7 +384,7 @@ START = "Start the sites: fedcache flower site --shard PATH --superlink HOST:POR
 class SecureSum:
     """The result of a round of secure aggregation."""
 
-    words: Mapping[int, Mapping[str, Any]]  # node in the sum -> words that it sent with its vector
+    words: Mapping[int, Record]  # node in the sum -> words that it sent with its vector
     total: Tensor  # [d] float64, the sum of the vectors
     missing: Mapping[int, str]  # node -> why it is not in the sum
     failed: str  # why there is no sum; "" if there is one
@@ -460,12 +460,12 @@ class Sites:
         self.members: list[Member] = []  # in client order
         self.missed: list[MissedSite] = []  # sites that were missing in some step
         self.joined: list[MissedSite] = []  # sites that arrived after the beginning
-        self._request: dict[str, Any] = {}
+        self._request: Facts = {}
         self._met: set[int] = set()  # nodes that have reported facts, or get no more requests
         # node -> number of requests for its facts that it did not answer
         self._silent = Counter[int]()
 
-    def gather(self, request: Mapping[str, Any]) -> list[Member]:
+    def gather(self, request: Record) -> list[Member]:
         """Wait for the sites, send them ``request``, and take those with equal facts, in client order.
 
         Raises StoreError if sites lack the requested arrays or differ; FederatedRunError if too few come.
@@ -796,7 +796,7 @@ class SiteRows:
         """No overrides, because the plan of a federation refuses settings of single clients."""
         return {}
 
-    def dataset(self) -> dict[str, Any]:
+    def dataset(self) -> Facts:
         """The store that all shards were cut from, or all stores together."""
         first = self.facts[0]
         digest = self._stores
@@ -816,7 +816,7 @@ class SiteRows:
     def backbones(self, arrays: Sequence[str]) -> tuple[str, ...]:
         return self.facts[0].backbones
 
-    def choices(self, arrays: Sequence[str]) -> dict[str, Any]:
+    def choices(self, arrays: Sequence[str]) -> Facts:
         """Nothing, because the app of a federation repeats the choices."""
         return {}
 

@@ -28,7 +28,7 @@ from typing import Any
 from filelock import FileLock
 
 from fedcache.errors import MachineError, UsageError
-from fedcache.parsing import counted, host_and_port
+from fedcache.parsing import Facts, counted, host_and_port
 from fedcache.process import environment_with
 from fedcache.store.lock import try_lock
 
@@ -185,7 +185,7 @@ def open_cluster(address: str | None, *, cpus: int, gpus: int) -> Iterator[Clust
 
 def _start(ray: Any, address: str | None, folder: Path | None, cpus: int, gpus: int) -> None:
     """Start a local cluster, or join the one at an address. Raises MachineError."""
-    options: dict[str, Any]
+    options: Facts
     if address is not None:
         options = {"address": address}
         failure = f"The Ray cluster at {address} could not be joined"

@@ -1,7 +1,7 @@
 """Engine ``ray``: extractions, grids and the rounds of a run, computed by tasks on a Ray cluster.
 
 For an extraction, workers compute chunk tasks and this process commits their chunks. For a run, they train slices of
-each round's clients (``client_slices``). A grid is cut into slices that equal the work of one machine: a group of
+each round's clients. A grid is cut into slices that equal the work of one machine: a group of
 points that are trained together, or one point if every point is computed alone. All points of a one-shot method that
 shares its clients' statistics are one slice. Workers write runs into the usual directories. So a slice that is computed
 twice continues from the stored runs, and the driver reads the runs that a worker reports as finished.
@@ -9,40 +9,380 @@ twice continues from the stored runs, and the driver reads the runs that a worke
 
 from __future__ import annotations
 
+import hashlib
+import os
+import secrets
 import signal
+import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 
+import fedcache
 from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import Exit, FedcacheError, MachineError, StoppedError, UsageError
 from fedcache.extract.batches import ComputeSettings
 from fedcache.extract.device import cores
 from fedcache.extract.workers.chunk_tasks import ChunkWorker, TaskSpec, compute
-from fedcache.federate.engines.ray.client_slices import (
-    ClientsTask,
-    HeldRun,
-    fit_slice,
-    over_ray,
-)
-from fedcache.federate.engines.ray.cluster import open_cluster
-from fedcache.federate.engines.ray.remote_calls import Make, RayWorkerPool, Use
+from fedcache.federate.engine.run import new_run, registered
+from fedcache.federate.engine.run_state import RunState
+from fedcache.federate.engines.ray.cluster import RETRIES, Cluster, first_line, open_cluster
+from fedcache.federate.execution.executor import Sequential, fit_group
+from fedcache.federate.execution.gram_states import ClientStates
 from fedcache.federate.execution.memory_estimate import shares_uploads
 from fedcache.federate.methods import find_method, wants_encoders
 from fedcache.grids.points import point_groups
-from fedcache.grids.request import GridRequest
-from fedcache.grids.train_grid import GridRun
-from fedcache.parsing import counted
+from fedcache.grids.train_grid import GridRequest, GridRun
+from fedcache.heads.linear import Tree
+from fedcache.parsing import Facts, counted
 from fedcache.process import Stop, keep_freed_memory
-from fedcache.progress import Observer, Silent
+from fedcache.progress import Observer, Silent, piece_of_work
 from fedcache.runs.directory import check_files, measured_of, read_result
 from fedcache.runs.events import replay_stored
-from fedcache.runs.loop import train
+from fedcache.runs.features import Preparation
+from fedcache.runs.loop import prepare_run, resolve_inputs, row_source, train, training_run
+from fedcache.runs.privacy_ledger import LEDGER
 from fedcache.runs.run import Run
+
+# Client slices: a run whose clients are trained on a Ray cluster, while the server stays in this process.
+#
+# A worker prepares the same run as this process: features mapped from the shared store, the partition, the seed. With
+# a slice of clients it gets the round, the broadcast and the clients' states. It returns their uploads, which this
+# process pools in the order of the clients. So results equal those of ``--execution sequential`` to the bit, and
+# validation, robust rules, attacks and noise work as usual. Where uploads are additive, a worker returns the sums of
+# many clients.
+
+AHEAD = 2
+"""Number of submitted slices per worker: the worker computes one while the other waits."""
+
+SLICE_CLIENTS = 64
+"""Maximum number of clients in a slice. A slice's uploads stay in memory until all earlier slices are pooled."""
+
+Group = Sequence[int]
+"""Clients with one upload: one client, or several clients with summed uploads."""
+
+
+@dataclass(frozen=True)
+class ClientsTask:
+    """Setup of a worker: a run whose features are extracted, and the threads of a slice."""
+
+    config: TrainConfig
+    partition: PartitionConfig
+    home: Home
+    repartition: bool
+    threads: int
+
+
+class HeldRun:
+    """The run in a worker, for the seed of the last slice."""
+
+    def __init__(self, task: ClientsTask) -> None:
+        keep_freed_memory()
+        torch.set_num_threads(task.threads)
+        # False: no extraction, because the driver has extracted the features.
+        preparation = Preparation(task.home, Silent(), Stop(), False, task.repartition)
+        rows = row_source(task.config, task.partition, preparation)
+        # None: no method object, because the configuration names the method.
+        inputs = prepare_run(task.config, rows, None, task.home.root / LEDGER)
+        self.inputs, self.spec = resolve_inputs(inputs, task.config, Silent())
+        self._job: RunState | None = None
+
+    def job(self, seed: int) -> RunState:
+        """The constants of the run with that seed."""
+        if self._job is None or self._job.seed != seed:
+            self._job = new_run(training_run(self.inputs, self.spec, seed), self.inputs.settings)
+        return self._job
+
+
+def fit_slice(
+    held: HeldRun,
+    seed: int,
+    number: int,
+    groups: Sequence[Group],
+    states: dict[int, Tree],
+    down: Tree,
+) -> Facts:
+    """The upload of each group of clients in round ``number`` (from 0), and the states of the clients after it."""
+    job = held.job(seed)
+    job.round = number
+    job.states = ClientStates()
+    job.states.update(states)
+    ups = [fit_group(job, down, group) for group in groups]
+    return {"ups": ups, "states": dict(job.states)}
+
+
+class OverRay(Sequential):
+    """``Sequential`` execution whose clients are trained by workers; ``pool`` opens the workers at the first call."""
+
+    pool: Callable[[], RayWorkerPool]
+
+    def uploads(
+        self, point: RunState, down: Tree, groups: Sequence[Group]
+    ) -> Iterator[tuple[Group, Tree]]:
+        """As ``Sequential``; clients of later slices are trained while the uploads of earlier ones are pooled."""
+        pool = type(self).pool()
+        pieces = slices_of_clients(groups, AHEAD * pool.slots)
+        begun = 0
+        # The broadcast is stored once in the cluster; every slice refers to it.
+        broadcast = pool.cluster.ray.put(down)
+        answers: dict[int, Facts] = {}
+        for turn, piece in enumerate(pieces):
+            while begun < min(len(pieces), turn + AHEAD * pool.slots):
+                states = {}
+                for client in chain.from_iterable(pieces[begun]):
+                    state = point.states.get(client)
+                    if state is not None:
+                        states[client] = state
+                pool.submit(begun, point.seed, point.round, pieces[begun], states, broadcast)
+                begun += 1
+            while turn not in answers:
+                point.env.watch()
+                answers.update(pool.wait(0.5))
+            answer = answers.pop(turn)
+            point.states.update(answer["states"])
+            yield from zip(piece, answer["ups"], strict=True)
+
+
+def slices_of_clients(groups: Sequence[Group], at_least: int) -> list[list[Group]]:
+    """The groups in order, as at least ``at_least`` pieces if there are so many, of at most ``SLICE_CLIENTS`` each."""
+    size = max(1, min(SLICE_CLIENTS, -(-len(groups) // at_least)))
+    starts = range(0, len(groups), size)
+    return [list(groups[start : start + size]) for start in starts]
+
+
+def over_ray(opened: ExitStack, open_pool: Callable[[], RayWorkerPool]) -> None:
+    """Train the clients of every run of this block on workers; ``open_pool`` is called when they are first needed."""
+    # An executor is registered as a class, so the pool belongs to a new class.
+    pool = staticmethod(cache(open_pool))
+    execution = type("OverRay", (OverRay,), {"pool": pool})
+    opened.enter_context(registered(execution))
+
+
+# Remote calls on a Ray cluster. They are idempotent, are repeated if a worker or a node dies, and return small
+# values.
+#
+# Without GPUs, calls are plain tasks. With GPUs, each GPU has one actor that takes calls, so that models are loaded
+# once. The called functions belong to this package, so workers import it and never a user's script.
+
+Make = Callable[[Any], Any]
+Use = Callable[..., Facts]
+
+
+@cache
+def package_digest() -> str:
+    """sha256 over all source files of fedcache; other code could compute other results."""
+    root = Path(fedcache.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        name = path.relative_to(root).as_posix()
+        digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def check_code(expected: str) -> None:
+    """Refuse calls of a driver with other code. Raises MachineError."""
+    if package_digest() != expected:
+        raise MachineError(
+            f"{socket.gethostname()} has another version of fedcache than the machine that runs the "
+            "command.",
+            "Install the same version of fedcache on every node.",
+        )
+
+
+class RayWorkerPool:
+    """Pool of calls of one function on a cluster.
+
+    Every worker process computes ``make(setup)`` once and passes the value to all of its calls.
+
+    Args:
+        cluster: runs the calls.
+        make: ``make(setup)`` -> value, in a worker.
+        use: ``use(value, *args)`` -> a small dict, in a worker; must be idempotent.
+        setup: argument of ``make``.
+        cpus: of a call.
+        gpus: 1 for calls by actors that hold a GPU each, 0 for tasks.
+        most: limit of simultaneous calls.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        make: Make,
+        use: Use,
+        setup: Any,
+        *,
+        cpus: int,
+        gpus: int = 0,
+        most: int | None = None,
+    ) -> None:
+        self.cluster = cluster
+        self.cpus = cpus
+        self.gpus = gpus
+        self.most = most or 1 << 20  # without a limit, a number that no cluster reaches
+        ray = cluster.ray
+        # Sent with every call. The setup may be large, so it is stored once in the cluster, and workers fetch it. In a
+        # list it stays a reference; Ray would replace a reference that is itself an argument by the value.
+        session = secrets.token_hex(8)
+        environment = worker_environment(cluster.home)
+        self._head = (make, use, session, environment, [ray.put(setup)])
+        # Reference of a call -> its tag, and the number of its actor (0 for a task).
+        self._waiting: dict[Any, Any] = {}
+        self._actors: list[Any] = []
+        if gpus:
+            # Actors reserve no CPU, because tasks would wait forever for CPUs that actors hold.
+            remote = ray.remote(
+                num_gpus=1, num_cpus=0, max_restarts=RETRIES, max_task_retries=RETRIES
+            )
+            kind = remote(GpuActor)
+            count = min(self.most, cluster.need(0, gpus))
+            self._actors = [kind.remote() for _ in range(count)]
+        else:
+            cluster.need(cpus)
+            self._task = ray.remote(num_cpus=cpus, max_retries=RETRIES)(call)
+
+    @property
+    def slots(self) -> int:
+        """Number of simultaneous calls."""
+        if self.gpus:
+            return len(self._actors)
+        return max(1, min(self.most, self.cluster.slots(self.cpus)))
+
+    @property
+    def waiting(self) -> int:
+        """Number of calls without an answer."""
+        return len(self._waiting)
+
+    def submit(self, tag: Any, *args: Any) -> None:
+        """Start a call; ``wait`` returns its answer with ``tag``."""
+        if not self.gpus:
+            ref = self._task.remote(*self._head, *args)
+            self._waiting[ref] = (tag, 0)
+            return
+        # The actor with the fewest waiting calls gets the call, so that no GPU is idle while another has a queue.
+        counts = [0] * len(self._actors)
+        for _, actor in self._waiting.values():
+            counts[actor] += 1
+        idlest = counts.index(min(counts))
+        ref = self._actors[idlest].call.remote(*self._head, *args)
+        self._waiting[ref] = (tag, idlest)
+
+    def wait(self, seconds: float) -> list[tuple[Any, Facts]]:
+        """(tag, answer) of the calls that have ended, after at most that many seconds.
+
+        Raises FedcacheError from a call; MachineError if its workers died ``RETRIES`` + 1 times.
+        """
+        ray = self.cluster.ray
+        refs = list(self._waiting)
+        # First all calls that have ended; if there are none, wait for the next one.
+        done, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
+        if not done:
+            done, _ = ray.wait(refs, num_returns=1, timeout=seconds)
+        answers = []
+        for ref in done:
+            tag, _ = self._waiting.pop(ref)
+            answer = self._answer(ref)
+            error = answer.get("error")
+            if isinstance(error, BaseException):
+                raise error
+            answers.append((tag, answer))
+        return answers
+
+    def ask(self, *args: Any) -> Facts:
+        """One call and its answer; errors as ``wait``."""
+        self.submit(None, *args)
+        while True:
+            for _, answer in self.wait(1.0):
+                return answer
+
+    def interrupt(self) -> None:
+        """Send every call the signal of Ctrl-C, so that it saves its last round and ends. Its answer is lost."""
+        for ref in self._waiting:
+            with suppress(Exception):
+                self.cluster.ray.cancel(ref)
+
+    def settle(self, seconds: float) -> None:
+        """Wait until all calls have ended, at most ``seconds``. Their answers are discarded."""
+        refs = list(self._waiting)
+        if refs:
+            self.cluster.ray.wait(refs, num_returns=len(refs), timeout=seconds)
+        self._waiting.clear()
+
+    def _answer(self, ref: Any) -> Facts:
+        errors = self.cluster.ray.exceptions
+        try:
+            found: Facts = self.cluster.ray.get(ref)
+        except errors.RayTaskError:
+            raise  # a bug, with the traceback of the worker
+        except errors.RayError as error:
+            why = first_line(error, "no reason given")
+            kind = type(error).__name__
+            attempts = RETRIES + 1
+            raise MachineError(
+                f"A worker of {self.cluster.words} ended {attempts} times ({kind}: {why}).",
+                "A common cause is too little memory. To resume, run the same command again with fewer CPUs for Ray "
+                "or a smaller --batch.",
+            ) from error
+        return found
+
+
+class GpuActor:
+    """Actor: one process that holds a GPU and the models it has loaded there."""
+
+    def call(self, *args: Any) -> Facts:
+        """``call`` in the process of this actor."""
+        return call(*args)
+
+
+@dataclass(frozen=True)
+class WorkerEnvironment:
+    """Settings of the driver that a worker takes over before it imports anything."""
+
+    code: str  # ``package_digest``
+    folder: str  # working directory, so that relative paths mean the same
+    variables: dict[str, str]  # of the environment
+
+
+def worker_environment(home: str | None) -> WorkerEnvironment:
+    """The settings of this process; ``home`` is HOME of the user if workers have another one."""
+    named = ("FEDCACHE_", "HF_", "TORCH_HOME", "XDG_")
+    variables = {key: value for key, value in os.environ.items() if key.startswith(named)}
+    if home:
+        variables["HOME"] = home
+    return WorkerEnvironment(package_digest(), str(Path.cwd()), variables)
+
+
+_sessions: Facts = {}
+"""Session -> value of ``make``, in a worker. It has at most one entry."""
+
+
+def call(
+    make: Make, use: Use, session: str, environment: WorkerEnvironment, box: list[Any], *args: Any
+) -> Facts:
+    """In a worker: one call of ``use``, with the value of ``make(setup)`` that this process computes at its first call.
+
+    ``box`` is a list with the reference of the setup.
+    """
+    try:
+        if session not in _sessions:
+            import ray
+
+            check_code(environment.code)
+            os.environ.update(environment.variables)
+            with suppress(OSError):
+                os.chdir(environment.folder)
+            # The value of an earlier session goes first, because two sets of backbones may not fit into memory.
+            _sessions.clear()
+            _sessions[session] = make(ray.get(box[0]))
+        return use(_sessions[session], *args)
+    except FedcacheError as error:
+        return {"error": error}
+
 
 GRACE = 30.0
 """Seconds that workers have to save their last round when the grid is stopped."""
@@ -153,7 +493,7 @@ def set_up_grid(task: GridTask) -> GridRun:
     return GridRun(replace(task.request, extract=False), Silent(), Stop())
 
 
-def train_slice(grid: GridRun, piece: Slice) -> dict[str, Any]:
+def train_slice(grid: GridRun, piece: Slice) -> Facts:
     """Train a slice; returns the end of every point and the warnings. A stop keeps the last round of every point."""
     warnings = Warnings()
     grid.observer = warnings
@@ -175,7 +515,7 @@ def train_slice(grid: GridRun, piece: Slice) -> dict[str, Any]:
 
 def _answers(
     pool: RayWorkerPool, todo: Sequence[Any], stop: Stop, done: Callable[[], str]
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Facts]:
     """The answers of all calls, as they end. ``done`` gives the finished work in words.
 
     Raises FedcacheError, as ``RayWorkerPool.wait``; StoppedError after a stop, when every call has saved its round.
@@ -238,7 +578,7 @@ def set_up_runs(task: RunsTask) -> RunsTask:
     return task
 
 
-def train_one(task: RunsTask, lone_run: LoneRun) -> dict[str, Any]:
+def train_one(task: RunsTask, lone_run: LoneRun) -> Facts:
     """Train one run; returns its directory and whether it was stored before, or {} if it cannot be trained."""
     config, partition = lone_run
     try:
@@ -297,23 +637,19 @@ class RayEngine:
             methods=methods,
             jobs=jobs,
         )
-        with opening as pool:
-            warned: set[str] = set()
-            grid.observer.start("training", many, "configurations")
+        warned: set[str] = set()
 
-            def done() -> str:
-                return f"{len(grid.ended)} of {many} configurations"
+        def done() -> str:
+            return f"{len(grid.ended)} of {many} configurations"
 
-            try:
-                for answer in _answers(pool, pieces, grid.stop, done):
-                    for text in answer["warnings"]:
-                        if text not in warned:
-                            warned.add(text)
-                            grid.observer.warn(text)
-                    for number, out in answer["ended"].items():
-                        _end_point(grid, number, out)
-            finally:
-                grid.observer.stop()
+        with opening as pool, piece_of_work(grid.observer, "training", many, "configurations"):
+            for answer in _answers(pool, pieces, grid.stop, done):
+                for text in answer["warnings"]:
+                    if text not in warned:
+                        warned.add(text)
+                        grid.observer.warn(text)
+                for number, out in answer["ended"].items():
+                    _end_point(grid, number, out)
 
     @contextmanager
     def _training_pool(
@@ -415,17 +751,13 @@ class RayEngine:
             device="cpu",
             methods=[str(config.method) for config, _ in todo],
         )
-        with opening as pool:
-            observer.start("runs", many, "runs")
 
-            def done() -> str:
-                return f"{len(made)} of {many} runs"
+        def done() -> str:
+            return f"{len(made)} of {many} runs"
 
-            try:
-                for answer in _answers(pool, todo, stop, done):
-                    if answer and not answer["reused"]:
-                        made.add(Path(answer["path"]))
-                    observer.advance(1)
-            finally:
-                observer.stop()
+        with opening as pool, piece_of_work(observer, "runs", many, "runs"):
+            for answer in _answers(pool, todo, stop, done):
+                if answer and not answer["reused"]:
+                    made.add(Path(answer["path"]))
+                observer.advance(1)
         return made

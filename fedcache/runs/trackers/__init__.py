@@ -1,1 +1,0 @@
-"""Trackers: hooks that write the rounds of runs for TensorBoard, MLflow, Weights & Biases or trackio."""
