@@ -566,8 +566,9 @@ class TrainConfig:
     )
     execution: str = option(
         "auto",
-        "How clients are trained: `sequential` (one by one), `batched` (many at once) or `gram` (in the span of each "
-        "client's rows). `auto` selects the cheapest mode that the method supports.",
+        "How clients are trained: `sequential` (one by one), `batched` (many at once) or `gram` (on products of each "
+        "client's rows with each other, which is cheap for clients with few rows). `auto` selects the cheapest mode "
+        "that the method supports.",
         COMPUTING,
         choices=("auto", "sequential", "batched", "gram"),
     )
@@ -591,8 +592,8 @@ class TrainConfig:
     )
     client_backbones: tuple[str, ...] = option(
         (),
-        "a,b,a+b: the first client uses a, the second b, the third both, and so on in turn. Only for methods that "
-        "allow different backbones.",
+        "Backbones of the clients in turn. a,b,a+b: the first client uses a, the second b, the third both, the fourth "
+        "a again, and so on. Only for methods that allow different backbones.",
         CLIENTS,
         default_text="--backbones for every client",
     )

@@ -72,8 +72,8 @@ class GridOptions:
     )
     jobs: int = option(
         1,
-        "Number of processes that train configurations in parallel, if a method cannot train several "
-        "together.",
+        "Number of processes, each of which trains one configuration at a time. Has no effect on methods that train "
+        "several configurations at once in one process.",
         COMPUTING,
         minimum=1,
         common=True,

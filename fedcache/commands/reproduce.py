@@ -91,7 +91,7 @@ class DepartureOptions:
     )
     only: tuple[str, ...] = option(
         (),
-        "LABEL=VALUE: run only the rows of the table with this label. Repeatable.",
+        "LABEL=VALUE: reproduce only the rows of the table whose LABEL is VALUE, such as alpha=0.1. Repeatable.",
         PROTOCOL,
         whole=True,
         default_text="all rows",

@@ -172,8 +172,8 @@ def list_privacy(observer: TerminalObserver) -> CommandResult:
     if several:
         observer.note(
             "A line `all` bounds the privacy loss of any single data row over all partitions of a dataset. "
-            "It also bounds the loss of a client whose rows stay with one client in every partition, for "
-            "example in partitions with and without --validation."
+            "If every partition keeps all rows of a client together, the line also bounds the loss of this client. "
+            "Partitions that differ only in --validation do this."
         )
     names = ("dataset", "partition", "clients", "runs", "seeds", "rounds", "delta", "epsilon")
     shown = []

@@ -351,7 +351,7 @@ def _check_recipe(key: str, recipe: Record) -> None:
     """Refuse a recipe with unknown fields or values, and a recipe that does not give the key of its array."""
     name = recipe.get("backbone", "")
     if not WORD.allows(name):
-        raise refused(f"the backbone of {key} is {_shown(name)}, expected a word")
+        raise refused(f"the backbone of {key} is {_shown(name)}, expected a name")
     if "size" not in recipe:  # ingested embeddings, with a recipe that fedcache does not know
         return
     strange = sorted(set(recipe) - {f.name for f in fields(Recipe)})

@@ -194,8 +194,8 @@ def save_partition(store: Store, made: Partition, name: str, *, replace: bool) -
             if digest == made.digest:
                 return
             raise UsageError(
-                f"{store.path.name} already has a partition {name!r} with other rows, and runs may refer "
-                "to it.",
+                f"{store.path.name} already has a partition {name!r} that assigns the rows differently, and "
+                "runs may use it.",
                 f"Use another name: --name {shell_word(name)}-2;  or replace the old partition: --replace",
             )
     store.put_partition(name, made.to_file())

@@ -101,8 +101,7 @@ def place_of_part(part: StorePart, whole: Path) -> Path:
     """The folder of a part of the store ``whole``. Raises UsageError if ``whole`` itself has the name of a part."""
     if PLACE.fullmatch(whole.name):
         raise UsageError(
-            f"--store {whole} is the name of a part, but with --part, --store must be the name of the "
-            "whole store.",
+            f"{whole} is the name of a part. With --part, --store takes the name of the whole store.",
             EXAMPLE,
         )
     return part.place(whole)

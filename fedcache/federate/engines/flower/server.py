@@ -813,9 +813,7 @@ def _begin_points(points: Sequence[OpenRun], observer: Observer, *, fresh: bool)
             if not federation.get("missed"):
                 observer.note(f"The same run is stored already ({name}); --fresh trains it again.")
                 continue
-            observer.note(
-                f"The run is trained again, because sites were missing when {name} was trained."
-            )
+            observer.note(f"{name} was trained while sites were missing, so it is trained again.")
         run.begin(fresh=fresh or run.stored is not None)
         run.stored = None
         begun.append(run)
