@@ -146,7 +146,7 @@ COMMANDS = (
         "flower",
         "flower",
         MAIN,
-        "Federate over real sites through Flower; each site keeps its own shard on its own machine (extra flower).",
+        "Train over real sites with Flower. Each site keeps its data on its own machine (extra flower).",
     ),
     CommandEntry(
         "ls",

@@ -283,13 +283,15 @@ def usual_run(method: str) -> Facts:
 def draws_nothing(method: str, settings: Record) -> bool:
     """Whether a method has the same result for every seed if all clients take part; False for an unknown method.
 
-    For such a method, the sum of uploads is that of one client with all rows, and no client takes a gradient step.
+    For such a method, the sum of uploads is that of one client with all rows, and neither a client nor the server
+    trains over epochs, whose batches are drawn.
     """
 
     def read() -> Facts:
         found = find_method(method)
         every = {**found.resolve("paper"), **settings}
-        return {"draws nothing": not found.gradient and found.additive(every)}
+        trains = found.gradient or "epochs" in every
+        return {"draws nothing": not trains and found.additive(every)}
 
     key = ["draws nothing", method, repr(sorted(settings.items()))]
     try:

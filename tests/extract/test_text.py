@@ -50,7 +50,7 @@ def test_what_cannot_be_encoded_is_refused():
 def test_features_without_direction_are_refused():
     for second in ([-1.0, 0.0], [float("nan"), 0.0], [0.0, 0.0]):
         tower = Lines({"a cat": [1.0, 0.0], "the cat": second})
-        refused(lambda tower=tower: text_features(tower, ["cat"], ["a {}", "the {}"]), "direction")
+        refused(lambda tower=tower: text_features(tower, ["cat"], ["a {}", "the {}"]), "norm")
 
 
 @settings(max_examples=50)

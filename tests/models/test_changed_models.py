@@ -212,7 +212,7 @@ def test_what_no_model_has_is_the_fault_of_the_file_and_no_reason_to_upgrade(
 def test_classes_are_counted_as_they_are(models, tmp_path, classes):
     path = tmp_path / "m.safetensors"
     resealed(models / "one model.safetensors", path, lambda facts, _: facts.update(classes=classes))
-    said = f"it has {len(classes)} classes with {len(set(classes))} different names"
+    said = f"it has {len(classes)} classes with only {len(set(classes))} different names"
     store_error(lambda: SavedModel.load(path), said)
 
 

@@ -153,7 +153,7 @@ def test_a_server_that_does_not_answer_is_reported_before_it_is_tried_again(
 
 def test_an_address_without_a_server_or_a_store_is_one_sentence(toy, server):
     (server.folder / "manifest.json").write_text("<html></html>")
-    corruption(lambda: Store.open(server.address), "does not match the digest")
+    corruption(lambda: Store.open(server.address), "does not match the checksum")
     machine_error(lambda: Store.open("http://127.0.0.1:1/toy"), "did not return manifest")
 
 

@@ -103,7 +103,7 @@ def test_a_manifest_with_any_field_replaced_and_a_digest_that_fits(store, data, 
         (("texts", "a", 0, "id"), "../x", "", Exit.CORRUPT),
         (("texts", "a", 0, "shape"), [3], "", Exit.CORRUPT),
         (("texts", "a", 0, "shape"), [3, 4, 1], "", Exit.CORRUPT),
-        (("format",), 3, "format 3", Exit.STORE),
+        (("format",), 3, "format version 3", Exit.STORE),
         # 4 * 2^60 * 2 + 4: one more than fits in 63 bits; no memory is asked for
         (
             ("arrays", KEYS[0], "shape"),

@@ -71,7 +71,7 @@ def test_a_state_of_an_earlier_release_names_its_clients_one_by_one():
     training_error(lambda: go_tiny("solo", state=other), "clients")
 
 
-@pytest.mark.parametrize(("row", "said"), [(4, None), (9, "client 'b' holds 9")])
+@pytest.mark.parametrize(("row", "said"), [(4, None), (9, "client 'b' has row 9")])
 def test_the_first_client_with_a_row_that_there_is_not_is_named(row, said):
     test = np.array([3])
     clients = [Rows("a", np.array([0, 1]), test), Rows("b", np.array([2, row]), test)]

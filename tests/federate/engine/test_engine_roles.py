@@ -62,7 +62,7 @@ def test_prototypes_of_one_width_travel_between_clients_of_different_backbones(n
         ("fedavg", {0: LEFT}, "backbones"),
         ("fedproto", {0: ClientOverrides(hp={"dim": 9})}, "dim"),
         ("solo", {0: ClientOverrides(columns=((0, D + 1),))}, "11 columns"),
-        ("solo", {9: LEFT}, "Client 9"),
+        ("solo", {9: LEFT}, "client 9"),
     ],
 )
 def test_differences_a_method_cannot_bear_are_refused(name, own, message):

@@ -104,4 +104,4 @@ def test_a_class_of_one_row_and_a_class_without_rows():
 def test_a_private_run_is_refused_before_its_first_round():
     # Only the last round sends numbers of rows, which get no noise.
     trust = parse_policy(privacy=Privacy(1.0, 1.0, seed=0))
-    refused(lambda: go_all("ccvr", f"{MODEL} calibrate_at=3", rounds=3, trust=trust), "sends count")
+    refused(lambda: go_all("ccvr", f"{MODEL} calibrate_at=3", rounds=3, trust=trust), "send count")

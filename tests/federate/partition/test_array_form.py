@@ -152,7 +152,7 @@ def forged(partition, **arrays):
     [
         (SHARED, {"train_sizes": [9, 9, 9]}, "train_sizes"),
         (SHARED, {"train_sizes": [2**62, 2**62, 24]}, "train_sizes"),
-        (SHARED, {"test": [2**50]}, "test holds"),
+        (SHARED, {"test": [2**50]}, "test contains"),
         (SHARED, {"train": [7] * 24}, "not ascending"),
         (OWN, {"shares": [0]}, "shares"),
         (MATCHED, {"order": [1, 2]}, "starts"),

@@ -140,7 +140,7 @@ def client(name, train, test=None):
         ([client("z", [6, 6])], "training rows of 'z'"),
         ([client("z", [6], [9, 8])], "test rows of 'z'"),
         ([client("z", [])], "client 'z' has 0 training"),
-        ([client("b", [6])], "2 clients have 1 names"),
+        ([client("b", [6])], "2 clients have only 1 different"),
         ([client("z", [51])], "row 51"),
         ([client("z", [7], [1, 2])], "row 1"),
         (None, "no clients"),
