@@ -72,7 +72,7 @@ class GridOptions:
     )
     jobs: int = option(
         1,
-        "Number of processes, each of which trains one configuration at a time. Has no effect on methods that train "
+        "Number of processes. Each process trains one configuration at a time. Has no effect on methods that train "
         "several configurations at once in one process.",
         COMPUTING,
         minimum=1,
