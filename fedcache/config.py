@@ -195,7 +195,7 @@ class ExtractConfig:
     )
     augment: str | None = option(
         None,
-        "Augmentation policy of views 1 and up, e.g. flip=0.5,rotate=30.",
+        "Random augmentation of the extra views of each image, e.g. flip=0.5,rotate=30. View 0 is the image itself.",
         FEATURES,
         default_text="simclr",
     )
@@ -559,8 +559,8 @@ class TrainConfig:
     )
     base_classes: str | None = option(
         None,
-        "Train on the first classes only, `half` or a number of them, and also score the other classes by their texts "
-        "(base-to-new generalisation).",
+        "Number of classes to train on, or `half`: the first ones are used. The other classes are also scored, by "
+        "their texts (base-to-new generalisation).",
         TRAINING,
         default_text="all classes",
     )
@@ -659,7 +659,7 @@ class TrainConfig:
     )
     dp_noise: float | None = option(
         None,
-        "Gaussian noise on the sum of clipped updates, as a multiple of --dp-clip.",
+        "Standard deviation of the Gaussian noise on the sum of clipped updates, as a multiple of --dp-clip.",
         TRUST,
         default_text="none",
     )

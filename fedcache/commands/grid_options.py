@@ -85,7 +85,7 @@ class GridOptions:
     )
     save_models: str = option(
         "best",
-        "Trained models to keep: `all`, `none`, or `best` (one for each method, and for each held-out value).",
+        "Trained models to keep: `all`, `none`, or `best` (the best of each method and held-out value).",
         RESULTS,
         choices=("best", "all", "none"),
     )

@@ -5,7 +5,7 @@ A sealed safetensors file (``store.sealed``) whose seal holds ``ModelFacts`` and
     features/text            [C, D] class text features, if the method reads them
     features/mean, scale     [D] float64, for ``feat_post=center`` and ``standardize``
     server/NAME              tensors that all clients share
-    clients/GROUP/number     [K] int64, clients whose tensors have equal names and shapes (``models.client_stacks``)
+    clients/GROUP/number     [K] int64, clients whose tensors have equal names and shapes (``ClientStacks``)
     clients/GROUP/down/NAME  [K, ...] tensors of their models that replace the server's tensor of that name
     clients/GROUP/own/NAME   [K, ...] tensors that only their models have: a personal head, prototypes, cached features
 
@@ -520,7 +520,7 @@ def _shown(value: Any) -> str:
 
 
 FORMAT = 2
-"""Files of format 1 are read too; their tensors have other names (``client_stacks.of_format_1``)."""
+"""Files of format 1 are read too; their tensors have other names (``of_format_1``)."""
 KIND = {"kind": "model"}
 """Identity of a model file, which its reader expects."""
 COMPUTED = ("device", "dtype", "batch")
@@ -900,7 +900,7 @@ class SavedModel:
             wrong = " + ".join(map(str, found))
             names = " + ".join(facts.backbones)
             raise StoreError(
-                f"The model reads features of the widths {widths} ({names}), found {wrong}.",
+                f"The model needs features of the widths {widths} ({names}), but these have {wrong}.",
                 "Give features of the same backbones in the same order.",
             )
         of_one_view = [_finite(np.asarray(a))[:, None] for a in arrays]

@@ -50,8 +50,8 @@ def check_base_to_new(method: Method, settings: Mapping[str, Value], *, one_stor
         suited = [m.name for m in METHODS.values() if generalises(m, m.resolve())]
         listed = ", ".join(suited)
         raise UsageError(
-            f"--base-classes needs one global model that scores classes by their texts alone, but {method.name} "
-            "with these settings cannot score classes that it was not trained on.",
+            f"--base-classes scores classes that were not in training, by their texts. {method.name} cannot do this "
+            "with these settings.",
             f"Methods that can: {listed}.",
         )
     if not one_store:

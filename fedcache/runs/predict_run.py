@@ -97,7 +97,7 @@ from fedcache.tables.words import some_names
 
 # Scores the clients of a run on their own test rows, without and with a client prior.
 #
-# For this, the module finds the run of a model and the rows of that run, for ``evaluate_sets`` too.
+# For this, the module finds the run of a model and the rows of that run, for ``evaluate_run`` too.
 
 MOST_ESTIMATED = 1 << 20
 """Limit for probabilities from which ``em`` estimates a client's class shares. Above it, ``em`` uses every k-th row."""
@@ -681,7 +681,7 @@ def predict_rows(
 ) -> Iterator[Prediction]:
     """Predictions for images, or for the rows that ``rows`` names, block by block.
 
-    ``config`` is that of the extraction from images. Raises as ``models.sources``, also while the rows are iterated;
+    ``config`` is that of the extraction from images. Raises as ``models.predictor``, also while the rows are iterated;
     StoppedError after a stop.
     """
     predictor.check_top(rows.top)

@@ -191,7 +191,7 @@ def usable_name(name: str) -> str:
     example = "For example --name mine"
     if len(slug) > MAX_NAME:
         raise UsageError(
-            f"The name {name!r} has {len(slug)} characters, but at most {MAX_NAME} are allowed.",
+            f"The name {slug!r} has {len(slug)} characters, but at most {MAX_NAME} are allowed.",
             example,
         )
     if not slug.strip("._-"):

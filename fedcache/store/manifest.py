@@ -387,7 +387,7 @@ def _text_features(slug: str, entry: Any) -> dict[str, Any]:
 
 def _count(value: Any, limit: int = 1 << 40) -> int:
     if type(value) is not int or not 0 <= value < limit:
-        raise ValueError(f"{value!r:.40} is not a number of rows or files")
+        raise ValueError(f"{value!r:.40} is no valid number of rows or files")
     return value
 
 

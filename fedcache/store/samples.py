@@ -58,7 +58,10 @@ class Samples:
         shapes = {key: value.shape for key, value in out.items()}
         wanted = {key: column_shape(key, rows) for key in COLUMNS}
         if shapes != wanted:
-            raise UsageError(f"Columns of {rows} rows have shapes {shapes}.", f"Expected {wanted}.")
+            raise UsageError(
+                f"Every column must have {rows} rows, but the columns have shapes {shapes}.",
+                f"Expected {wanted}.",
+            )
         for key, names, low in (("label", self.classes, -1), ("domain", self.domains, 0)):
             if not rows:
                 continue

@@ -311,7 +311,7 @@ class Words(Coded):
         if not all(isinstance(word, str) for word in words) or len(set(words)) != count:
             raise ValueError("the words of a column are not all words, or are not distinct")
         if codes.ndim != 1 or codes.dtype.kind not in "iu":
-            raise ValueError("the codes of a column of words are not integers")
+            raise ValueError("the category codes of a text column are not integers")
         if len(codes):
             least = int(codes.min())
             most = int(codes.max())

@@ -198,7 +198,7 @@ def test_a_partition_of_the_base_classes_gives_the_same_run_and_another_one_is_r
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("fed3r", "fed3r with these settings cannot score classes"),
+        ("fed3r", "fed3r cannot do this"),
         ("solo --set init=text", "solo with these settings cannot score"),
         ("promptfl --set csc=true", "promptfl with these settings cannot score"),
         ("clip-zs --base-classes 6", "there are 6 classes"),

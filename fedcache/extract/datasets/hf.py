@@ -180,7 +180,7 @@ def _locate(place: str, context: Context) -> Path:
         raise tree.no_such_path(
             place,
             f"a {' or '.join(SUFFIXES)} file or a folder of them",
-            "Give the path of the files, --dataset hf:PATH, or a name of huggingface.co",
+            "Give the path of the files, --dataset hf:PATH, or the name of a dataset on huggingface.co",
         )
     if not root.exists():
         name = shell_word(place)

@@ -139,7 +139,7 @@ def hold_out(
         raise UsageError(
             f"Clients share rows, and {without_rows} would have no training rows left after taking out the "
             "validation rows of all clients.",
-            "Use a smaller share, or clients that share no rows:  --option sharing=false",
+            "Use a smaller --validation, or give no row to two clients:  --option sharing=false",
         )
     kept = RowLists.of_sizes(train.rows[~chosen], train.sizes - taken)
     return kept, RowLists.of_sizes(train.rows[chosen], taken)
