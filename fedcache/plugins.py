@@ -92,8 +92,8 @@ class Plugin:
                 description += f" called {called!r}"
             expected_kind = KINDS[self.kind]
             raise UsageError(
-                f"The plug-in {self.name!r} of {self.origin} is {description}. Expected: {expected_kind}, with "
-                "the name of the plug-in.",
+                f"The plug-in {self.name!r} of {self.origin} is {description}. Expected: {expected_kind} whose "
+                f"name is {self.name!r}.",
                 "Fix the object that the entry point or the call of fc.register refers to.",
             )
         return thing
