@@ -116,6 +116,7 @@ class ScaledHead:
     W: Floats  # [C, D]
     b: Floats  # [C]
     live: NDArray[np.bool_]  # [C], False for a class that the model never predicts
+    temperature: float = 1.0  # by which W and b are divided
 
     def logits(self, x: Floats) -> Floats:
         """Rows [n, D] -> [n, C]."""
@@ -142,7 +143,8 @@ def t3a(head: ScaledHead, batches: Iterator[Floats], settings: Settings) -> Iter
     most = settings["supports"]
     assert most is None or isinstance(most, int)
     supports = list(unit(head.W)[:, None])
-    entropies = list(entropy(head.logits(head.W))[:, None])
+    # A row of weights, as a feature, is not divided by the temperature.
+    entropies = list(entropy(head.logits(head.temperature * head.W))[:, None])
     # A class that is never predicted gets the score -inf below, so its support does not matter.
     means = unit(head.W)
     for x in batches:
@@ -281,6 +283,7 @@ class Adapter:
             linear.coef / temperature,
             linear.intercept / temperature,
             linear.intercept > MASKED / 2,
+            temperature,
         )
         if name == "tda":
             length = np.linalg.norm(head.W, axis=-1)

@@ -53,7 +53,8 @@ def temperature_of(spec: TrainingRun, out: TrainingOutput) -> float | None:
         validation = spec.clients.validation
     if validation is not None:
         return _fitted(spec, out, validation.rows)
-    if spec.method.gradient or "labels" not in spec.method.needs:
+    trains = spec.method.gradient or "epochs" in out.hp
+    if trains or "labels" not in spec.method.needs:
         return None
     try:
         train, rows = _without_a_share(spec)

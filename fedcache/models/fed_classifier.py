@@ -18,6 +18,7 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted, v
 from fedcache.config import PRESETS
 from fedcache.errors import UsageError, unknown
 from fedcache.federate.engine.client_data import Data, prepare_features
+from fedcache.federate.engine.hyperparameters import with_schedule_rounds
 from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.outcome import TrainingOutput
 from fedcache.federate.engine.run import TrainingRun, run
@@ -135,7 +136,8 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                     f'{name}={{"name": value}}',
                 )
         method = self._method()
-        hp = method.resolve(self.preset, self.settings)
+        rounds = self.rounds or method.defaults.rounds
+        hp = with_schedule_rounds(method.resolve(self.preset, self.settings), rounds)
         # Norms and counts of rows can be computed from the features; nothing else is available.
         unavailable = method.reads(hp) - {"labels", "row norms", "row counts"}
         if unavailable:
@@ -162,7 +164,7 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             method,
             data,
             clients,
-            self.rounds or method.defaults.rounds,
+            rounds,
             self.participation,
             int(seed),
             getattr(torch, self.dtype),

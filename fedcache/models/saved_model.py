@@ -1,6 +1,6 @@
 """Model file: the tensors of a trained head, and the facts about the model and its input.
 
-A sealed safetensors file (``store.sealed``) whose seal holds ``ModelFacts`` and whose tensors are
+A sealed safetensors file (``store.files``) whose seal holds ``ModelFacts`` and whose tensors are
 
     features/text            [C, D] class text features, if the method reads them
     features/mean, scale     [D] float64, for ``feat_post=center`` and ``standardize``

@@ -22,11 +22,12 @@ from torch import Tensor
 
 from fedcache.errors import StoreError, UsageError
 from fedcache.federate.engine.client_data import Data
+from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.evaluate import predict_rows
 from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.outcome import DeployedModel, TrainingOutput
-from fedcache.federate.engine.run import TrainingRun
+from fedcache.federate.engine.run import TrainingRun, new_run
 from fedcache.federate.methods import METHODS
 from fedcache.parsing import whole_number
 from fedcache.store.samples import Samples
@@ -127,12 +128,7 @@ def base_to_new(run: TrainingRun, out: TrainingOutput, new: NewClasses) -> dict[
     model = out.deployed(None)
     base = out.evaluation.global_accuracy
     assert model is not None
-    env = model.ctx.env
-    text = new.text
-    if text is not None and env.text is not None:
-        text = text.to(env.text)
-    env = replace(env, classes=new.classes, text=text, names=new.names)
-    ctx = replace(model.ctx, env=env)
+    ctx = with_new_classes(model.ctx, new)
     with torch.no_grad():
         down = model.method.deploy(out.broadcast(), {}, model.data, ctx)
     none_absent = torch.zeros(new.classes, dtype=torch.bool)
@@ -144,6 +140,31 @@ def base_to_new(run: TrainingRun, out: TrainingOutput, new: NewClasses) -> dict[
         "harmonic_mean": harmonic_mean(base, accuracy),
         "new_rows": len(new.rows),
     }
+
+
+def with_new_classes(ctx: Ctx, new: NewClasses) -> Ctx:
+    """A context with the new classes instead of the base classes."""
+    env = ctx.env
+    text = new.text
+    if text is not None and env.text is not None:
+        text = text.to(env.text)
+    return replace(ctx, env=replace(env, classes=new.classes, text=text, names=new.names))
+
+
+def check_new_classes(run: TrainingRun, hp: Mapping[str, Value], new: NewClasses) -> None:
+    """Raise UsageError, before the training, for new classes whose names the method cannot use."""
+    ctx = new_run(run, hp).server_ctx()
+    run.method.check(hp, with_new_classes(ctx, new))
+
+
+def refuse_held_out(args: Mapping[str, Any]) -> None:
+    """Raise UsageError for a partition whose test rows are one value of a column."""
+    if "hold_out" in args:
+        raise UsageError(
+            "--base-classes scores the new classes on all rows of the test split, but with --hold-out the base "
+            "classes are scored on other rows.",
+            "Leave out --hold-out or --base-classes.",
+        )
 
 
 def predictions(

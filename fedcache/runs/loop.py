@@ -77,7 +77,9 @@ from fedcache.progress import Detail, Observer, Silent, piece_of_work
 from fedcache.runs.base_to_new import (
     base_to_new,
     check_base_to_new,
+    check_new_classes,
     predictions,
+    refuse_held_out,
     split_data,
 )
 from fedcache.runs.directory import (
@@ -773,6 +775,7 @@ def prepare_run(
     new_classes = None
     if isinstance(source, StoreRows) and source.base is not None:
         samples = source.store.samples
+        refuse_held_out(next(iter(partitions.values())).args)
         data, new_classes = split_data(features.data, source.base, samples, config.domain)
         features = replace(features, data=data)
         classes = classes[: source.base]
@@ -1328,6 +1331,10 @@ def train_seeds(
     """
     spec = runs[0].spec
     observer = runs[0].options.observer
+    for run in runs:
+        if run.inputs.new_classes is not None:
+            training = training_run(run.inputs, spec, spec.seeds[0])
+            check_new_classes(training, run.inputs.settings, run.inputs.new_classes)
     failed = dict[int, FedcacheError]()
     configurations = ""
     if cache is not None:
@@ -1343,8 +1350,7 @@ def train_seeds(
                 elif place not in failed:
                     waiting.append(place)
             for group in _of_same_round(runs, waiting, seed):
-                training = SeedTraining(runs, group, seed, cache, grid_points)
-                failed |= training.train()
+                failed |= SeedTraining(runs, group, seed, cache, grid_points).train()
     return failed
 
 

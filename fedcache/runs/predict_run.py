@@ -791,7 +791,7 @@ def personalise_run(
     """Train, measure and write the model of a new client.
 
     Raises UsageError for a file that exists already and for several seeds, StoreError for a store without the model's
-    features or labelled training rows, StoppedError after a stop; other errors as ``models.personalise`` and
+    features or labelled training rows, StoppedError after a stop; other errors as ``saved_model.personalise`` and
     ``open_members``.
 
     Args:

@@ -233,7 +233,7 @@ def _spread(values: Sequence[float | None]) -> Facts:
 
 
 STAGE_FIGURES = ("average", "final", "forgetting")
-"""Figures of ``stages.stage_scores`` that a result has as means over seeds."""
+"""Figures of ``loop.stage_scores`` that a result has as means over seeds."""
 
 
 def _means(of_seeds: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:

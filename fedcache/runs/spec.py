@@ -15,7 +15,7 @@ from fedcache.errors import UsageError, unknown
 from fedcache.extract.backbones import lookup
 from fedcache.extract.device import known_device
 from fedcache.federate.engine.client_data import SHARED_SUMS
-from fedcache.federate.engine.hyperparameters import Value, has_batchnorm
+from fedcache.federate.engine.hyperparameters import Value, has_batchnorm, with_schedule_rounds
 from fedcache.federate.engine.method import ClientOverrides, Method, check_mixed, clients_per_round
 from fedcache.federate.engine.run import executors
 from fedcache.federate.engine.sampling import UNIFORM, SamplingRule, from_everywhere, parse_sampling
@@ -154,12 +154,6 @@ def hyperparameters(method: Method, config: TrainConfig) -> dict[str, Value]:
     if leaves_batchnorm_out(method, config):
         settings["bn"] = False
     return with_schedule_rounds(settings, config.rounds or method.defaults.rounds)
-
-
-def with_schedule_rounds(settings: Mapping[str, Value], rounds: int) -> dict[str, Value]:
-    """Hyperparameters whose schedule has the length of the run, unless a setting gives its length."""
-    unset = [k for k in ("sched_rounds", "calibrate_at") if settings.get(k, rounds) is None]
-    return {**settings, **dict.fromkeys(unset, rounds)}
 
 
 def setting_notes(method: Method, config: TrainConfig) -> list[str]:

@@ -186,7 +186,7 @@ def test_a_store_has_the_same_bytes_whichever_way_its_batches_took(tmp_path, mon
     )
     alone = fedcache(f"{words} --workers 0 --store {tmp_path}/alone.zarr")
     assert alone.code == Exit.QUARANTINED
-    assert "at most 40 images are computed again" in alone.err  # a batch of 8 and two chunks of 16
+    assert "repeats at most 40 images" in alone.err  # a batch of 8 and two chunks of 16
 
     def devices(*given, stop, **_):
         jobs, rows, settings = given

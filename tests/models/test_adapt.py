@@ -45,20 +45,20 @@ def entropies(logits):
     return -(logits.softmax(1) * logits.log_softmax(1)).sum(1)
 
 
-def released_t3a(head, x, batch, most):
+def released_t3a(head, x, batch, most, T=1.0):
     """``T3A.forward`` of github.com/matsuolab/T3A, with the loop over classes of ``select_supports``."""
     W = torch.from_numpy(head.W)
     b = torch.from_numpy(head.b)
     supports = W
     labels = torch.eye(C, dtype=torch.float64)
-    ent = entropies(W @ W.T + b)
+    ent = entropies((W @ W.T + b) / T)
     assert torch.equal((W @ W.T + b).argmax(1), torch.arange(C)), "W_c is of class c there too"
     predicted = []
     for z in torch.split(torch.from_numpy(x), batch):
         p = z @ W.T + b
         supports = torch.cat([supports, z])
         labels = torch.cat([labels, one_hot(p.argmax(1), C).double()])
-        ent = torch.cat([ent, entropies(p)])
+        ent = torch.cat([ent, entropies(p / T)])
         y_hat = labels.argmax(1)
         everything = torch.arange(len(ent))
         indices = torch.cat(
@@ -78,6 +78,17 @@ def test_t3a_predicts_as_the_released_code(batch, most):
     expected = released_t3a(head, x, batch, most)
     assert (found("t3a", head, x, batch, supports=most) == expected).all()
     assert (expected != head.logits(x).argmax(-1)).any(), "the rows adapt the head"
+
+
+def test_t3a_divides_each_score_by_the_temperature_once():
+    head, x = head_of()
+    T = 0.2
+    scaled = ScaledHead(head.W / T, head.b / T, head.live, T)
+    expected = released_t3a(head, x, 7, 2, T)
+    assert (found("t3a", scaled, x, 7, supports=2) == expected).all()
+    assert (expected != found("t3a", head, x, 7, supports=2)).any(), (
+        "the temperature chooses supports"
+    )
 
 
 def test_supports_of_hand_worked_rows():

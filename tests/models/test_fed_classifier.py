@@ -74,6 +74,13 @@ def test_the_default_learns_digits_and_any_deal_of_rows_gives_its_model(digits):
         assert np.allclose(same.decision_function(other), first.decision_function(other), atol=1e-4)
 
 
+def test_a_setting_that_follows_from_the_rounds_is_that_of_a_run(digits):
+    X, _, y, _ = digits
+    with_default = FedClassifier("ccvr", rounds=2, clients=3).fit(X, y)
+    given = FedClassifier("ccvr", {"calibrate_at": 2}, rounds=2, clients=3).fit(X, y)
+    assert np.array_equal(with_default.decision_function(X), given.decision_function(X))
+
+
 @pytest.mark.parametrize("name", tried(ON_FEATURES))
 def test_every_method_on_features_fits_and_predicts_its_own_labels(name):
     X, y = load_digits(return_X_y=True)

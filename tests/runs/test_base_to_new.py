@@ -24,6 +24,7 @@ from fedcache.runs.base_to_new import (
     count_base_classes,
     generalises,
     harmonic_mean,
+    refuse_held_out,
     split_data,
 )
 from fedcache.runs.features import load_towers
@@ -174,6 +175,21 @@ def test_the_harmonic_mean_of_the_means_over_seeds(store):
     assert found["harmonic_mean"] == harmonic_mean(found["base"], found["new"])
 
 
+def test_a_new_name_that_is_too_long_is_refused_before_the_training(tmp_path):
+    images = folder(tmp_path / "shapes", train=4, test=4, classes=4)
+    for split in ("train", "test"):
+        last = sorted((images / split).iterdir())[-1]
+        last.rename(last.parent / ("z" * 40))
+    words = f"train promptfl --store {extracted(images)} {HOW} --base-classes half --set n_ctx=30"
+    must_fail("z" * 20, words)
+    assert not list((Home.from_environment().runs).glob("*/checkpoint*"))
+
+
+def test_a_held_out_value_is_refused():
+    with pytest.raises(UsageError, match="on other rows"):
+        refuse_held_out({"by": "domain", "hold_out": ["ink"]})
+
+
 def test_hand_worked_means_and_counts():
     assert harmonic_mean(0.5, 1.0) == pytest.approx(2 / 3)
     assert harmonic_mean(0.0, 0.0) == 0.0
@@ -199,8 +215,8 @@ def test_a_partition_of_the_base_classes_gives_the_same_run_and_another_one_is_r
     ("words", "said"),
     [
         ("fed3r", "fed3r cannot do this"),
-        ("solo --set init=text", "solo with these settings cannot score"),
-        ("promptfl --set csc=true", "promptfl with these settings cannot score"),
+        ("solo --set init=text", "solo cannot do this"),
+        ("promptfl --set csc=true", "promptfl cannot do this"),
         ("clip-zs --base-classes 6", "there are 6 classes"),
         ("clip-zs --clients-from shards", "fixed rows"),
     ],

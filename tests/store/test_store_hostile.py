@@ -196,7 +196,7 @@ def test_signed_json_comes_back_and_every_other_spelling_is_refused(body):
     raw = to_signed(body)
     assert parse_signed(raw) == body
     for at in range(0, len(raw), 7):
-        with pytest.raises(ValueError, match=r"does not match the digest|is not JSON"):
+        with pytest.raises(ValueError, match=r"does not match the checksum|is not JSON"):
             parse_signed(raw[:at] + bytes([raw[at] ^ 0x20]) + raw[at + 1 :])
 
 

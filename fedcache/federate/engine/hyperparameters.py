@@ -18,6 +18,12 @@ Hp = Mapping[str, Value | Tensor]
 Kind = Literal["float", "int", "bool", "choice"]
 
 
+def with_schedule_rounds(settings: Mapping[str, Value], rounds: int) -> dict[str, Value]:
+    """Hyperparameters whose schedule has the length of the run, unless a setting gives its length."""
+    unset = [k for k in ("sched_rounds", "calibrate_at") if settings.get(k, rounds) is None]
+    return {**settings, **dict.fromkeys(unset, rounds)}
+
+
 def has_batchnorm(hp: Hp) -> bool:
     """Whether a model of these switches has BatchNorm. A linear head never has it, also with ``bn``."""
     return bool(hp.get("bn")) and hp.get("head") != "linear"

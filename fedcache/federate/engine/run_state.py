@@ -358,8 +358,8 @@ class RunState:
         # Contiguous for the reason in ``next_server``.
         made = self.method.init(self.server_ctx()).items()
         self.server = {name: t.contiguous() for name, t in made}
-        for number in (0, rounds - 1):
-            self.trust.check_uploads(self.method, partial(self.expected_uploads, number))
+        forms = [partial(self.expected_uploads, number) for number in (0, rounds - 1)]
+        self.trust.check_uploads(self.method, forms)
 
     def ctx(self, ids: Sequence[int], axes: int) -> Ctx:
         """The context of clients ``ids``, with a leading client axis (axes=1) or for one client without (axes=0)."""

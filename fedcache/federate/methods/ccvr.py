@@ -20,8 +20,8 @@ trains ten epochs with the optimiser of the clients, as here, on 2,000 features 
 applies a ReLU and a square root to virtual features and to projections (Tukey's ladder of powers), which is not done
 here (D-110).
 
-Special cases: before ``calibrate_at`` it is ``fedavg``; in one round with ``head=linear`` and ``init=zero`` the result
-does not depend on the partition.
+Special cases: before ``calibrate_at`` it is ``fedavg``; in one round of all clients with ``head=linear``,
+``init=zero`` and ``drop_last=false`` the result does not depend on the partition.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ train_locally = local(model.ce_loss, model.names, model.trained, model.names)
 
 def calibrates(ctx: Ctx) -> bool:
     """Whether clients send statistics in this round, and not weights."""
-    # ``calibrate_at`` is None only outside of runs: ``runs.spec`` replaces None by the run's number of rounds.
+    # ``calibrate_at`` is None only outside of runs: a run replaces None by its number of rounds.
     return ctx.hp["calibrate_at"] is None or ctx.round + 1 >= ctx.count("calibrate_at")
 
 

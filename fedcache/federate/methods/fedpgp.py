@@ -121,7 +121,8 @@ METHOD = replace(
             weight and temperature of the contrastive loss; $n_i$, $N$: rows of client $i$ and of all clients.
         """,
         when="""
-            Use it instead of `promptfolio` if the shared prompt must also work for classes that no client has.
+            Use it instead of `promptfolio` if the client's own part must stay small, and the shared prompt near the
+            template. fedcache scores only the clients' own models, not the shared prompt alone.
         """,
         cite=("cui2024fedpgp", "guo2022promptfl"),
     ),

@@ -96,7 +96,14 @@ def fisher_subspace(mean: Tensor, prior: Tensor, sigma: Tensor, ctx: Ctx) -> Ten
     vectors = vectors.flip(1)
     running = values.cumsum(0)
     enough = int((running < ctx.scalar("energy") * running[-1]).sum()) + 1
-    U = vectors[:, : max(2, min(enough, ctx.count("max_dim")))]
+    # Class means span one dimension less than there are classes, and further vectors are arbitrary.
+    spanned = max(1, int((prior > 0).sum()) - 1)
+    U = vectors[:, : max(2, min(enough, ctx.count("max_dim")))][:, :spanned]
+    if spanned == 1:
+        # FisherMix needs two axes (D-111). Ours is the mean of all rows, without its part along the first axis.
+        common = whitening @ (prior @ mean)
+        rest = common - U @ (U.mT @ common)
+        U = torch.cat([U, normalize(rest, dim=0).unsqueeze(1)], 1)
     largest = U.gather(0, U.abs().argmax(0, keepdim=True))
     made: Tensor = whitening @ (U * largest.sign())
     return made

@@ -8,12 +8,12 @@ Pan, Huang & Shi, "Federated learning from vision-language foundation models: th
     t_c = (1 - theta) g(v, c) + theta g(v_i, c),   p(c | x) = softmax_c(100 x.t_c),   v <- sum_i a_i v_i;
 both g are unit vectors, and t_c is not made unit again. Both prompts take every step; v_i never leaves the client.
 
-We could read the abstract and the released code (PanBikang/PromptFolio), but not the paper. theta = 0.4 is the value of
-the released code. There all own prompts begin with the same draw, which differs from that of the shared prompt, and
-clients are averaged by rows. Both hold here too. All other values are those of ``promptfl``; ``--preset official`` has
-the released ones: 8 vectors, SGD with 0.002 and decay 5e-4, batches of 16, five local epochs. One optimiser and one
-schedule of the learning rate serve all clients there, so a client's steps depend on the clients before it; this is not
-offered.
+We could read the abstract and the released code (PanBikang/PromptFolio), but not the paper. theta = 0.4 is the value
+of the released code. There all own prompts begin with the same draw, which differs from that of the shared prompt,
+and clients are averaged by rows. Both hold here too, except that with ``ctx_init=words`` all prompts begin with these
+words. All other values are those of ``promptfl``; ``--preset official`` has the released ones: 8 vectors, SGD with
+0.002 and decay 5e-4, batches of 16, five local epochs. One optimiser and one schedule of the learning rate serve all
+clients there, so a client's steps depend on the clients before it; this is not offered.
 
 Special cases: theta = 0 is ``promptfl``; with theta = 1 every client trains its own prompt alone.
 """

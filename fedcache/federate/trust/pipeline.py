@@ -150,20 +150,23 @@ class TrustPolicy:
                 f"To allow this: --dp-allow {allow};  or simulate: {SIMULATE}",
             )
 
-    def check_uploads(self, method: Method, declared: Callable[[], Uploads]) -> None:
+    def check_uploads(self, method: Method, forms: Sequence[Callable[[], Uploads]]) -> None:
         """Refuse bounds that apply to no tensor of an upload, and private runs with tensors that get no noise.
 
-        Raises UsageError, naming the tensors.
+        ``forms`` return the declared uploads of the rounds that differ. Raises UsageError, naming the tensors.
         """
-        if self.max_row_norm is not None and not any(t.statistic for t in declared().values()):
-            raise UsageError(
-                f"{method.name} does not support --max-row-norm, because its clients send no statistics "
-                "of their rows.",
-                "Limit the norm of updates instead: --max-update-norm",
-            )
+        if self.max_row_norm is not None:
+            tensors = [tensor for declared in forms for tensor in declared().values()]
+            if not any(tensor.statistic for tensor in tensors):
+                raise UsageError(
+                    f"{method.name} does not support --max-row-norm, because its clients send no statistics "
+                    "of their rows.",
+                    "Limit the norm of updates instead: --max-update-norm",
+                )
         if self.privacy is None:
             return
-        bare = ", ".join(without_noise(method, declared()))
+        uncovered = [name for declared in forms for name in without_noise(method, declared())]
+        bare = ", ".join(dict.fromkeys(uncovered))
         if bare:
             names = [h.name for h in method.hparams if h.name in WITHOUT_COUNTS]
             switches = " ".join(f"--set {name}={WITHOUT_COUNTS[name]}" for name in names)

@@ -18,6 +18,7 @@ from fedcache.extract.backbones.clip_towers import load_towers
 from fedcache.extract.planning.plan import memory_of
 from fedcache.federate.engine.client_data import ClientData, Data, FrozenEncoders
 from fedcache.federate.engine.context import Ctx
+from fedcache.federate.engine.hyperparameters import with_schedule_rounds
 from fedcache.federate.engine.method import Method, UploadTensor
 from fedcache.federate.engine.run import TrainingRun, run
 from fedcache.federate.engine.run_state import RunState
@@ -32,7 +33,6 @@ from fedcache.federate.trust.update_validation import counts_rows
 from fedcache.heads.linear import Tree
 from fedcache.parsing import Facts, Record
 from fedcache.report.methods import Sizes
-from fedcache.runs.spec import with_schedule_rounds
 
 CLIENTS = 3
 """Number of clients in a trial, if the counts do not depend on it."""

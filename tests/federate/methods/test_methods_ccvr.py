@@ -101,6 +101,13 @@ def test_a_class_of_one_row_and_a_class_without_rows():
     assert not (scores.argmax(1) == 1).any()
 
 
+def test_a_bound_of_rows_is_one_of_the_statistics_of_the_last_round():
+    trust = parse_policy(max_row_norm=100.0)
+    settings = "head=linear init=zero calibrate_at=2"
+    bounded = go_all("ccvr", settings, DATA, CLIENTS, rounds=2, trust=trust).server
+    assert gap(bounded, go_all("ccvr", settings, DATA, CLIENTS, rounds=2).server) < 1e-12
+
+
 def test_a_private_run_is_refused_before_its_first_round():
     # Only the last round sends numbers of rows, which get no noise.
     trust = parse_policy(privacy=Privacy(1.0, 1.0, seed=0))

@@ -126,14 +126,14 @@ def test_proto_hyper_is_distilled_from_both_discriminants(blend):
 
 
 @pytest.mark.parametrize("head", ["fishermix", "proto-hyper"])
-def test_the_partition_does_not_matter_and_absent_classes_are_never_predicted(head):
-    y = DATA.y.clone()
-    y[y == 5] = 4
-    data = replace(DATA, y=y)
+@pytest.mark.parametrize("present", [5, 2])
+def test_the_partition_does_not_matter_and_absent_classes_are_never_predicted(head, present):
+    """Two classes have one axis; a second one that rounding chooses would make another model of each partition."""
+    data = replace(DATA, y=DATA.y.clamp(max=present - 1))
     settings = f"{SETTINGS} head={head}"
     whole, split = (
         go_all("gh-ofl-trained", settings, data, group) for group in (single(CLIENTS), CLIENTS)
     )
     assert gap(whole.server, split.server) < 1e-8
     scores = split.deployed(None).scores(data.x[:, 0])
-    assert not (scores.argmax(1) == 5).any()
+    assert (scores.argmax(1) < present).all()
