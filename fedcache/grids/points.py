@@ -400,8 +400,8 @@ def drop_unread(
             method_name = shell_word(points[0][0])
             raise UsageError(
                 f"--sweep {key} changes nothing: {hparam} has no effect with {why}.",
-                f"Leave the --sweep out, or change the hyperparameter that disables {hparam}. To see all:  fedcache "
-                f"methods info {method_name}",
+                f"Leave the --sweep out, or change the hyperparameter that disables {hparam}:  fedcache methods info "
+                f"{method_name}",
             )
     return reduced, unread
 

@@ -122,7 +122,7 @@ METHOD = replace(
         """,
         when="""
             Use it instead of `promptfolio` if the client's own part must stay small, and the shared prompt near the
-            template. fedcache scores only the clients' own models, not the shared prompt alone.
+            template. Scores are those of the clients' own models, not of the shared prompt alone.
         """,
         cite=("cui2024fedpgp", "guo2022promptfl"),
     ),
