@@ -473,8 +473,8 @@ def find_or_extract(
             elif not train.backbones:  # no warning on other arrays if the user named some
                 command = array.command(store, home)
                 observer.warn(
-                    f"{array.state(store)}, so these features are not used. To complete the features: {command}. To "
-                    "delete them: `fedcache gc --days 0`"
+                    f"{array.state(store)}, so these features are not used. To delete the features: "
+                    f"`fedcache gc --days 0`. To complete them: {command}"
                 )
         if keys:
             store.refresh()

@@ -255,7 +255,7 @@ def test_seeds_with_one_partition_are_an_ensemble_and_others_are_refused(store):
     one, both = (ok(prior, seed, run).data["runs"][0]["client_prior"] for seed in (0, "all"))
     assert one == both, "fedncm is the same for every seed"
     run = ok(f"{words} --repartition").data["path"]
-    must_fail("one seed", prior, "all", run)
+    must_fail("single seed", prior, "all", run)
     assert ok(prior, 1, run).data["runs"][0]["client_prior"] != one
 
 
