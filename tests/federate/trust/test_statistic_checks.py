@@ -44,6 +44,8 @@ SENDING = cases_of(
     fedpft epochs=1 cov=diag k_mix=2
     fedpft epochs=1 cov=full k_mix=3
     fedpft epochs=1 cov=full reg_covar=0.1
+    ccvr head=linear
+    ccvr dim=8 z_norm=l2
     fedproto epochs=1
     fedproto epochs=1 z_norm=l2
     fedpcl epochs=1
