@@ -416,7 +416,7 @@ DIGITS = 4
 MOST_CHECKED = 200
 """Maximum number of configurations of a space that are checked before the search."""
 MOST_LISTED = 100_000
-"""Maximum size of a space whose configurations are listed to find those that are untried."""
+"""Largest search space whose configurations are all listed, so that untried configurations are found."""
 
 
 @dataclass(frozen=True)

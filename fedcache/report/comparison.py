@@ -638,7 +638,7 @@ def _treatment(name: str, row: Floats, level: float, runs: Sequence[StoredRun]) 
 
 
 def _means_of(runs: Sequence[StoredRun], section: str) -> dict[str, float]:
-    """Means over runs of the accuracies in a section of a result; none of those that a run lacks."""
+    """Means over runs of the accuracies in a section of a result, without accuracies that a run lacks."""
     means = {}
     found = [run.result["accuracy"].get(section, {}) for run in runs]
     for name in dict.fromkeys(itertools.chain(*found)):

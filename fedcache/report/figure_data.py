@@ -23,8 +23,10 @@ from fedcache.report.drawing import (
     short,
     write_drawing,
 )
+from fedcache.report.figure_runs import fit, squares
 from fedcache.report.run_origin import RunStore
 from fedcache.store.chunks import array_bytes
+from fedcache.store.manifest import read_text, text_of_array
 
 Floats = NDArray[np.float64]
 RowNumbers = NDArray[np.int64]
@@ -351,6 +353,114 @@ def linear_cka(x: Floats, y: Floats) -> float:
     if size:
         return float(np.linalg.norm(b.T @ a) ** 2 / size)
     return np.nan
+
+
+def _entropy_bits(x: Floats, text: Floats, scale: float) -> Floats:
+    """Entropy of softmax(scale x.T') of [N, D] and [C, D] (FST-CBDG figure 2): [N] bits, at most log2 C."""
+    scores = scale * (x @ text.T)
+    scores -= scores.max(1, keepdims=True)
+    p = np.exp(scores)
+    p /= p.sum(1, keepdims=True)
+    # 0 log 0 is 0, but log 0 is not finite.
+    logarithms = np.log2(np.maximum(p, np.finfo(float).tiny))
+    bits: Floats = -(p * logarithms).sum(1)
+    return bits
+
+
+def agreement(ident: str, source: RunStore) -> Plot | None:
+    """Linear CKA of each backbone's features with all of them together, on every client's training rows."""
+    if len(source.fused) < 2:
+        return None
+    names = [source.store.arrays[k].recipe.get("backbone", k) for k in source.fused]
+    clients = source.partition.clients[:MOST_CLIENTS]
+    cells = []
+    for i, client in enumerate(clients):
+        rows = client.train[:MOST_POINTS]
+        parts = [source.features(key, rows) for key in source.fused]
+        readable = np.isfinite(np.concatenate(parts, 1)).all(1)
+        if readable.sum() < 3:
+            continue
+        unit = [_unit_rows(part[readable].astype(np.float64)) for part in parts]
+        whole = np.concatenate(unit, 1)
+        for k, (name, part) in enumerate(zip(names, unit, strict=True)):
+            value = linear_cka(part, whole)
+            if np.isfinite(value):
+                cells.append((i, k, value, f"{name}, {client.name}: {value:.3f}"))
+    if not cells:
+        return None
+    description = (
+        "Linear CKA between the features of each backbone and the features of all backbones together, on each "
+        "client's training rows: 1 is the same geometry. (Cached features only; `fedcache reproduce fedpcl-fig3` "
+        "trains projections.)"
+    )
+
+    def fill(axes: Any, marks: Marks) -> None:
+        many = len(clients) > 8
+        squares(axes, marks, cells, small=many, form="{:.2f}")
+        # Many names fit only if they are turned.
+        rotation = 0
+        if many:
+            rotation = 90
+        name_places(axes.set_xticks, [c.name for c in clients], rotation=rotation)
+        name_places(axes.set_yticks, names)
+        fit(axes, len(clients), len(names))
+
+    data: Rows = []
+    for i, k, value, _ in cells:
+        data.append([names[k], clients[i].name, value])
+    title = "Fusion: contribution of each backbone"
+    columns = ("backbone", "client", "CKA")
+    height = 1.2 + 0.4 * len(names)
+    return Plot(ident, title, description, columns, data, fill, height=height)
+
+
+def label_entropy(ident: str, source: RunStore) -> Plot | None:
+    """Entropy of the zero-shot soft labels of the test rows, for the first backbone with text features."""
+    for key in source.keys:
+        entry = text_of_array(source.store.manifest, key)
+        if entry is not None:
+            break
+    else:
+        return None
+    backbone = source.store.arrays[key].recipe["backbone"]
+    rows = sampled(source, key)
+    x = source.features(key, rows)
+    x = x[np.isfinite(x).all(1)]
+    if not len(x):
+        return None
+    text_rows = read_text(source.store.path, backbone, entry)
+    unit = _unit_rows(np.asarray(x, np.float64))
+    text = _unit_rows(np.asarray(text_rows, np.float64))
+    # FST-CBDG sharpens by a factor of 1; CLIP multiplies similarities by 100.
+    scales = {1.0: "scale 1 (FST-CBDG)", 100.0: "scale 100 (CLIP's own)"}
+    values = {name: _entropy_bits(unit, text, scale) for scale, name in scales.items()}
+    most = float(np.log2(len(text)))
+    description = (
+        f"Entropy in bits of the zero-shot labels of {len(x)} test rows by {backbone}; {most:.2f} bits "
+        "mean no information."
+    )
+
+    def fill(axes: Any, marks: Marks) -> None:
+        # The last edge is a little above the maximum, so that it has a bin.
+        edges = np.linspace(0, most * 1.0001, 25)
+        starts = edges[:-1]
+        ends = edges[1:]
+        for i, (scale, bits) in enumerate(values.items()):
+            counts, _ = np.histogram(bits, edges)
+            style = {"width": np.diff(edges), "align": "edge", "color": SERIES[i], "alpha": 0.6}
+            bars = axes.bar(starts, counts, label=scale, **style)
+            for bar, count, start, end in zip(bars, counts, starts, ends, strict=True):
+                inside = counted(count, "row")
+                marks(bar, [f"{scale}: {inside} from {start:.2f} to {end:.2f} bits"])
+        axes.set(xlabel="bits", ylabel="test rows")
+        axes.grid(visible=False, axis="x")
+        legend_below(axes)
+
+    data: Rows = []
+    for scale, bits in values.items():
+        data += [[scale, float(value)] for value in bits]
+    title = "Entropy of zero-shot labels"
+    return Plot(ident, title, description, ("scale", "bits"), data, fill, height=3.0)
 
 
 CELL = 0.42

@@ -602,6 +602,8 @@ def _detail_plots(
         made.append(figure_data.dots(f"{ident}-dots", source))
         for i, key in enumerate(source.keys[:MOST_PLANES]):
             made.append(figure_data.plane(f"{ident}-plane{i}", source, key, embed))
+        made.append(figure_data.agreement(f"{ident}-fusion", source))
+        made.append(figure_data.label_entropy(f"{ident}-entropy", source))
     else:
         notes.append(f"Partition and features are not drawn: {source}.")
     return [p for p in made if p is not None], notes

@@ -31,12 +31,14 @@ class RunStore:
         columns: labels, domains and names.
         partition: of the run's first seed.
         keys: the feature arrays that any of the runs read, if they still exist.
+        fused: the arrays of the run that reads most arrays, if they still exist.
     """
 
     store: Store
     columns: Columns
     partition: Partition
     keys: list[str]
+    fused: list[str]
 
     def features(self, key: str, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """[N, D] float32 of the first view; rows that could not be read are NaN."""
@@ -66,9 +68,12 @@ def store_of_run(entries: Sequence[StoredRun]) -> RunStore | str:
             continue
         # Arrays of uint8 hold pixels, not features.
         stored = {key for key, array in store.arrays.items() if array.dtype != "uint8"}
-        every = dict.fromkeys(itertools.chain(*(e.result["arrays"] for e in entries)))
+        arrays_of_runs = [e.result["arrays"] for e in entries]
+        every = dict.fromkeys(itertools.chain(*arrays_of_runs))
+        most = max(arrays_of_runs, key=len)
         keys = [key for key in every if key in stored]
-        return RunStore(store, columns_of(store), partition, keys)
+        fused = [key for key in most if key in stored]
+        return RunStore(store, columns_of(store), partition, keys, fused)
     return why
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,20 +29,11 @@ from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.outcome import DeployedModel, TrainingOutput
 from fedcache.federate.engine.run import TrainingRun, new_run
 from fedcache.federate.methods import METHODS
+from fedcache.federate.partition.partition import Partition
 from fedcache.parsing import whole_number
+from fedcache.runs.features import NewClasses, RunFeatures, StoreRows
 from fedcache.store.samples import Samples
 from fedcache.tables.splits import TEST
-
-
-@dataclass(frozen=True)
-class NewClasses:
-    """The classes that a run is not trained on."""
-
-    label: NDArray[np.int64]  # [n] of the test rows, by number of the new class
-    rows: NDArray[np.int64]  # [n] of the store
-    classes: int
-    text: Tensor | None  # [C, D] text features; None for a method that reads none
-    names: tuple[str, ...]  # in the spelling of prompts; () for a method without live encoders
 
 
 def check_base_to_new(method: Method, settings: Mapping[str, Value], *, one_store: bool) -> None:
@@ -83,6 +74,49 @@ def count_base_classes(option: str, classes: Sequence[str]) -> int:
             "--base-classes half",
         )
     return count
+
+
+class BaseClassRows(StoreRows):
+    """A ``RowSource``: one store, of whose rows a run has those of the base classes."""
+
+    def open(self, method: Method, settings: Mapping[str, Value]) -> float:
+        """Find the store, and count its base classes. Raises UsageError as ``count_base_classes``."""
+        seconds = super().open(method, settings)
+        self.base = count_base_classes(str(self.config.base_classes), self.store.samples.classes)
+        return seconds
+
+    def names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Names of the domains and of the base classes."""
+        domains, classes = super().names()
+        return domains, classes[: self.base]
+
+    def partitions(
+        self, method: Method, seeds: Sequence[int]
+    ) -> tuple[dict[int, Partition], str | None]:
+        """As ``StoreRows.partitions``; raises UsageError for training rows of new classes and for a held-out value."""
+        assert self.base is not None  # set by ``open``
+        by_seed, name = super().partitions(method, seeds)
+        if (self.store.samples.label[self._trained_rows] >= self.base).any():
+            raise UsageError(
+                f"The partition {self.config.partition} has training rows of new classes.",
+                "Leave --partition out, or leave --base-classes out.",
+            )
+        if "hold_out" in next(iter(by_seed.values())).args:
+            raise UsageError(
+                "--base-classes scores the new classes on all rows of the test split, but with --hold-out the base "
+                "classes are scored on other rows.",
+                "Leave out --hold-out or --base-classes.",
+            )
+        return by_seed, name
+
+    def read(
+        self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str], feat_post: str
+    ) -> RunFeatures:
+        """The features, in which rows of new classes have no label, and the new classes."""
+        features = super().read(method, settings, arrays, feat_post)
+        assert self.base is not None
+        data, new = split_data(features.data, self.base, self.store.samples, self.config.domain)
+        return replace(features, data=data, new_classes=new)
 
 
 def split_data(
@@ -155,16 +189,6 @@ def check_new_classes(run: TrainingRun, hp: Mapping[str, Value], new: NewClasses
     """Raise UsageError, before the training, for new classes whose names the method cannot use."""
     ctx = new_run(run, hp).server_ctx()
     run.method.check(hp, with_new_classes(ctx, new))
-
-
-def refuse_held_out(args: Mapping[str, Any]) -> None:
-    """Raise UsageError for a partition whose test rows are one value of a column."""
-    if "hold_out" in args:
-        raise UsageError(
-            "--base-classes scores the new classes on all rows of the test split, but with --hold-out the base "
-            "classes are scored on other rows.",
-            "Leave out --hold-out or --base-classes.",
-        )
 
 
 def predictions(

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import MachineError, UsageError, shell_word, unknown
@@ -45,7 +46,6 @@ from fedcache.federate.partition.partition import Client, Partition
 from fedcache.parsing import Facts, Record, counted, slug_of
 from fedcache.process import Stop
 from fedcache.progress import Observer
-from fedcache.runs.base_to_new import NewClasses, count_base_classes
 from fedcache.runs.partitions import (
     hints_name_the_store,
     need_labels,
@@ -77,6 +77,17 @@ from fedcache.store.store import Store
 
 
 @dataclass(frozen=True)
+class NewClasses:
+    """The classes that a run is not trained on."""
+
+    label: NDArray[np.int64]  # [n] of the test rows, by number of the new class
+    rows: NDArray[np.int64]  # [n] of the store
+    classes: int
+    text: Tensor | None  # [C, D] text features; None for a method that reads none
+    names: tuple[str, ...]  # in the spelling of prompts; () for a method without live encoders
+
+
+@dataclass(frozen=True)
 class RunFeatures:
     """Features of a run, and their origin."""
 
@@ -89,6 +100,7 @@ class RunFeatures:
     feat_post: str = "none"  # transform that was applied to the features
     scaling: Scaling | None = None  # of ``feat_post=center`` and ``standardize``
     how: tuple[Record, ...] = ()  # how each array was computed; () if it is not known
+    new_classes: NewClasses | None = None  # None if the run has all classes
 
 
 def read_store(
@@ -370,7 +382,6 @@ class RunInputs:
     choices: Record = field(default_factory=dict)
     # of the privacy that runs spend; None if no private run is allowed
     ledger: Path | None = None
-    new_classes: NewClasses | None = None  # None if the run has all classes
 
     @property
     def data(self) -> Data:
@@ -518,6 +529,8 @@ class OneStore:
 class StoreRows(OneStore):
     """A ``RowSource``: the store of a configuration. If it does not exist, it is extracted first."""
 
+    base: int | None = None  # number of the first classes whose rows are assigned; None for all
+
     def __init__(
         self, config: TrainConfig, partition: PartitionConfig, preparation: Preparation
     ) -> None:
@@ -549,13 +562,6 @@ class StoreRows(OneStore):
             if name not in self.store.samples.domains:
                 raise unknown("domain", name, self.store.samples.domains)
         return keys
-
-    @property
-    def base(self) -> int | None:
-        """Number of base classes; None if the run has all classes. Raises UsageError as ``count_base_classes``."""
-        if self.config.base_classes is None:
-            return None
-        return count_base_classes(self.config.base_classes, self.store.samples.classes)
 
     @property
     def draws_for_each_seed(self) -> bool:
@@ -599,11 +605,6 @@ class StoreRows(OneStore):
         rows = all_train_rows(first.clients)
         self._trained_rows = rows
         need_labels(method, self.store, rows)
-        if self.base is not None and (samples.label[rows] >= self.base).any():
-            raise UsageError(
-                f"The partition {config.partition} has training rows of new classes.",
-                "Leave --partition out, or leave --base-classes out.",
-            )
         warning = single_class_warning(method, samples.label[rows], samples.classes)
         if warning is not None and warning not in p.cache.warned:
             p.cache.warned.add(warning)

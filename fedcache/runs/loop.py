@@ -75,12 +75,11 @@ from fedcache.parsing import Facts, Record, seeds_text
 from fedcache.process import Stop
 from fedcache.progress import Detail, Observer, Silent, piece_of_work
 from fedcache.runs.base_to_new import (
+    BaseClassRows,
     base_to_new,
     check_base_to_new,
     check_new_classes,
     predictions,
-    refuse_held_out,
-    split_data,
 )
 from fedcache.runs.directory import (
     INDEX,
@@ -772,13 +771,6 @@ def prepare_run(
     if features.data.text is not None and isinstance(source, OneStore):
         check_text(source.store, features.arrays[0])
     domains, classes = source.names()
-    new_classes = None
-    if isinstance(source, StoreRows) and source.base is not None:
-        samples = source.store.samples
-        refuse_held_out(next(iter(partitions.values())).args)
-        data, new_classes = split_data(features.data, source.base, samples, config.domain)
-        features = replace(features, data=data)
-        classes = classes[: source.base]
     load_seconds = time.perf_counter() - began - extract_seconds
     return RunInputs(
         method=method,
@@ -795,7 +787,6 @@ def prepare_run(
         choices=source.choices(features.arrays),
         seconds={"extract": extract_seconds, "load": load_seconds},
         ledger=ledger,
-        new_classes=new_classes,
     )
 
 
@@ -813,6 +804,8 @@ def row_source(
     """The row source: client stores of ``--clients-from``, or one store whose rows a partition assigns."""
     if config.clients_from is not None:
         return ShardRows(config, Path(config.clients_from), preparation)
+    if config.base_classes is not None:
+        return BaseClassRows(config, partition, preparation)
     return StoreRows(config, partition, preparation)
 
 
@@ -963,6 +956,38 @@ def note_stored(run: Run, observer: Observer) -> None:
             f"{run.path / 'measured.json'} is missing or damaged. The result is complete, but its measured times are "
             "lost (--fresh measures the times again)."
         )
+
+
+def _add_scores(
+    inputs: RunInputs,
+    spec: ResolvedRun,
+    outcome: TrainingOutput,
+    result: SeedResult,
+    *,
+    calibrated: bool,
+) -> float | None:
+    """Add what ``--stages``, ``--base-classes`` and ``--client-prior`` score to the result of a seed.
+
+    Returns the temperature of the model, which is fitted for a client prior and if ``calibrated`` is true; else None.
+    """
+    run = training_run(inputs, spec, outcome.seed)
+    partition = inputs.partitions[outcome.seed]
+    stages = spec.requested.stages
+    if stages > 1:
+        result.stages = stage_scores(run, outcome, partition, stages)
+    new = inputs.features.new_classes
+    if new is not None:
+        result.base_to_new = base_to_new(run, outcome, new)
+    kind = spec.requested.client_prior
+    if kind == "none" and not calibrated:
+        return None
+    temperature = temperature_of(run, outcome)
+    if kind != "none":
+        scored, caution = prior_accuracy(run, outcome, partition, kind, temperature or 1.0)
+        result.client_prior = scored
+        if caution is not None:
+            result.warnings.append(caution)
+    return temperature
 
 
 @dataclass
@@ -1208,25 +1233,10 @@ class OpenRun:
         seeds = len({*self.spec.seeds, *self.earlier})
         kept = self.options.kept
         wanted = kept.wants(self.spec.method, result.choice, seeds, held_out)
-        kind = self.spec.requested.client_prior
+        # The rows of sites stay there, so a run over sites has no rows to score again or to calibrate on.
         temperature = None
-        stages = self.spec.requested.stages
-        if stages > 1:
-            run = training_run(self.inputs, self.spec, outcome.seed)
-            result.stages = stage_scores(run, outcome, partition, stages)
-        if self.inputs.new_classes is not None:
-            run = training_run(self.inputs, self.spec, outcome.seed)
-            result.base_to_new = base_to_new(run, outcome, self.inputs.new_classes)
-        # The rows of sites stay there, so a run over sites has no rows to calibrate on.
-        if inputs is None and (wanted or kind != "none"):
-            run = training_run(self.inputs, self.spec, outcome.seed)
-            temperature = temperature_of(run, outcome)
-            if kind != "none":
-                result.client_prior, caution = prior_accuracy(
-                    run, outcome, partition, kind, temperature or 1.0
-                )
-                if caution is not None:
-                    result.warnings.append(caution)
+        if inputs is None:
+            temperature = _add_scores(self.inputs, self.spec, outcome, result, calibrated=wanted)
         if wanted:
             result.model, notes = save_seed(
                 self.directory.path,
@@ -1318,6 +1328,15 @@ def _owning_runs(runs: Sequence[OpenRun]) -> AbstractContextManager[None]:
     return owning(folders, options.observer, options.stop, private=private)
 
 
+def _check_new_classes(runs: Sequence[OpenRun]) -> None:
+    """Raise UsageError, before anything is trained, for names of new classes that a method cannot use."""
+    for run in runs:
+        new = run.inputs.features.new_classes
+        if new is not None:
+            training = training_run(run.inputs, run.spec, run.spec.seeds[0])
+            check_new_classes(training, run.inputs.settings, new)
+
+
 def train_seeds(
     runs: Sequence[OpenRun], cache: GridCache | None, grid_points: int = 1
 ) -> dict[int, FedcacheError]:
@@ -1331,10 +1350,7 @@ def train_seeds(
     """
     spec = runs[0].spec
     observer = runs[0].options.observer
-    for run in runs:
-        if run.inputs.new_classes is not None:
-            training = training_run(run.inputs, spec, spec.seeds[0])
-            check_new_classes(training, run.inputs.settings, run.inputs.new_classes)
+    _check_new_classes(runs)
     failed = dict[int, FedcacheError]()
     configurations = ""
     if cache is not None:

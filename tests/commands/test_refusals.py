@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from command import environment, fedcache, ok, words_of
+from draws import one_of_each
 from failing_command import must_fail
 from made_path import place_of
 from pictures import folder
@@ -84,8 +85,9 @@ def piped(home, after, *words):
 # ``sleep`` closes its stdin at once and lives: the reader is gone before anything is printed.
 @pytest.mark.slow
 @pytest.mark.parametrize("after", ["| head -1", "| (exec <&-; sleep 1)"])
-def test_a_closed_pipe_ends_quietly(own_home, after):
-    code, out, err = piped(own_home, after, "datasets", "list")
+@pytest.mark.parametrize("words", one_of_each([("datasets", "list"), ("train", "--help")], bool))
+def test_a_closed_pipe_ends_quietly(own_home, words, after):
+    code, out, err = piped(own_home, after, *words)
     assert code == 0
     assert err == ""
     assert len(out.splitlines()) == ("head" in after)
@@ -181,7 +183,7 @@ def answer_of(rows):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
-@pytest.mark.parametrize("words", [("runs", "list"), ("new", "method", "mine")])
+@pytest.mark.parametrize("words", [("runs", "list"), ("--help",), ("new", "method", "mine")])
 def test_a_closed_stream_is_no_error_and_nothing_is_written_into_a_file(
     own_home, closed, words, tmp_path, monkeypatch
 ):

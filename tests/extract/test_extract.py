@@ -140,7 +140,7 @@ def test_an_older_manifest_is_told_and_no_array_vanishes(images):
     manifest.write_bytes(older)
     train = "train --method fedncm --scheme iid --clients 2"
     for words in (f"inspect {store}", f"verify {store}", train):
-        must_fail(second, words, code=5)
+        must_fail(f"according to the history, {second}", words, code=5)
     manifest.write_bytes(newer)
     assert ok(f"verify {store}").data["problems"] == []
     # What the message says instead works too.

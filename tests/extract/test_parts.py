@@ -163,7 +163,7 @@ def test_a_part_is_never_a_store(images, tmp_path):
     ):
         assert "part 1 of 1" in refusal(fedcache(line, first, "--json"))
     into = fedcache(f"extract --dataset folder:{images} {SMALL} --store {first} --json")
-    assert "part 1 of 1" in refusal(into)
+    assert "contains part 1 of 1, not a whole store" in refusal(into)
     (entry,) = ok("ls").data["entries"]
     assert entry["part"] == [1, 1]
     assert len(entry["arrays"]) == 1

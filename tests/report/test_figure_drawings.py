@@ -173,8 +173,9 @@ def features_of(x, label, parts, **more):
         columns=columns,
         store=store,
         keys=["l", "k"],
+        fused=["k", "l"],
         partition=SimpleNamespace(clients=clients, table=table),
-        features=lambda key, rows: x[rows].astype(np.float32),
+        features=lambda key, rows: (x if key == "k" else more["other"])[rows].astype(np.float32),
     )
 
 
@@ -206,6 +207,41 @@ def test_prototypes_are_means_over_all_rows_and_over_those_of_each_client():
     )
     many = features_of(PLANE, [0] * 10, [([0], [])] * 13)
     assert len(figure_data._prototypes(many, "k")[1]) == 1 + 12, "of the first twelve clients"
+
+
+def test_the_entropy_of_zero_shot_labels_by_hand(drawn, monkeypatch):
+    # Along the text of ink a row has the scores 1 and 0: at scale 1 p = e / (e + 1), whose entropy is 0.840 bits; at
+    # scale 100 it is 0. Between the two texts it is 1 bit of 1 at both scales.
+    x = np.array([[5.0, 0], [2, 2], [0, 3], LOST])
+    texts = {"near": np.array([[2.0, 0], [0, 1]])}
+    monkeypatch.setattr(
+        figure_data, "text_of_array", lambda manifest, key: "entry" if key == "k" else None
+    )
+    monkeypatch.setattr(figure_data, "read_text", lambda path, backbone, entry: texts[backbone])
+    made = figure_data.label_entropy("e", features_of(x, [0, 0, 1, 0], [([], [0, 1, 2, 3])]))
+    p = math.e / (math.e + 1)
+    own = -(p * math.log2(p) + (1 - p) * math.log2(1 - p))
+    assert [row[0] for row in made.rows] == ["scale 1 (FST-CBDG)"] * 3 + [
+        "scale 100 (CLIP's own)"
+    ] * 3
+    assert [row[1] for row in made.rows] == pytest.approx([own, 1.0, own, 0.0, 1.0, 0.0], abs=1e-6)
+    heights = [round(bar.get_height()) for bar in drawn.axes.patches]
+    # 24 bars of 1 / 24 bits a scale: .840 is in the 21st, 1 in the last, 0 in the first
+    assert heights == [0] * 20 + [2, 0, 0, 1] + [2] + [0] * 22 + [1]
+    assert figure_data.label_entropy("e", features_of(x, [0] * 4, [([], [3])])) is None
+
+
+def test_the_agreement_of_backbones_is_the_cka_of_unit_rows(drawn):
+    # Of unit rows k is told apart along one line, l is the same for every row: alone k is all there is, and l nothing.
+    rows = [0, 2, 5, 6]
+    other = np.ones((10, 2))
+    place = features_of(
+        PLANE, [0] * 10, [(rows, []), ([0, 2, 3], []), ([0, 2, 6, 3, 1], [])], other=other
+    )
+    made = figure_data.agreement("a", place)
+    value = {(row[0], row[1]): float(row[2]) for row in made.rows}
+    assert value == pytest.approx({("near", "c0"): 1.0, ("near", "c2"): 1.0}, abs=1e-6)
+    assert drawn.ticks() == (["c0", "c1", "c2"], ["near", "l"])
 
 
 def test_mistakes_of_many_classes_are_the_fifteen_most_frequent(drawn):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from sklearn.decomposition import PCA
 
+from fedcache.federate.engine.outcome import entropy_bits
 from fedcache.report import figure_data
 from fedcache.report.figure_runs import own_numbers
 from fedcache.report.find_runs import StoredRun
@@ -50,3 +51,7 @@ def test_figures_compute_without_torch_and_scikit_learn_what_these_compute(shape
     )
     assert not flat[:, axes:].any()
     assert np.isnan(figure_data.linear_cka(np.ones(shape), y))
+    text = rng.normal(size=(3, shape[1]))
+    for scale in (1.0, 100.0, 1e4):
+        bits = entropy_bits(torch.softmax(torch.from_numpy(scale * (x @ text.T)), -1)).numpy()
+        assert figure_data._entropy_bits(x, text, scale) == pytest.approx(bits, abs=1e-9)

@@ -118,6 +118,9 @@ def test_the_source_of_runs_is_the_store_the_partition_and_the_arrays_of_all_of_
     assert [width[key] for key in found.keys] == [3, 5], (
         "in the order of the runs, without what none read"
     )
+    assert [width[key] for key in found.fused] == [5, 3], (
+        "as the run that read most together has them"
+    )
     assert recipes_of(found).keys() == set(found.keys)
     # Made again under the same name: the rows are not those that the runs were trained on.
     name = one.result["partition"]["name"]

@@ -24,7 +24,6 @@ from fedcache.runs.base_to_new import (
     count_base_classes,
     generalises,
     harmonic_mean,
-    refuse_held_out,
     split_data,
 )
 from fedcache.runs.features import load_towers
@@ -185,9 +184,10 @@ def test_a_new_name_that_is_too_long_is_refused_before_the_training(tmp_path):
     assert not list((Home.from_environment().runs).glob("*/checkpoint*"))
 
 
-def test_a_held_out_value_is_refused():
-    with pytest.raises(UsageError, match="on other rows"):
-        refuse_held_out({"by": "domain", "hold_out": ["ink"]})
+def test_a_held_out_value_is_refused(store):
+    name = Store.open(store).samples.classes[0]
+    words = f"train clip-zs --store {store} --base-classes half --by class --hold-out {name}"
+    must_fail("on other rows", words)
 
 
 def test_hand_worked_means_and_counts():

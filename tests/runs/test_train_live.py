@@ -38,7 +38,7 @@ def test_images_that_are_missing_come_by_the_command_that_is_named(store):
     assert code == 4
     assert "has none" in message
     ok(f"extract --store {store} --backbones pixels --recipe pixels:size=24 {SMALL}")
-    assert "pixels@24" in refused("train --method tpfl")[1]
+    assert "has pixels@24" in refused("train --method tpfl")[1]
     ok(*shlex.split(hint)[1:])
     done = ok(f"train --method tpfl {IID} {ONE} --backbones glyph-clip,pixels").data
     assert done["backbones"] == ["glyph-clip", "pixels"]

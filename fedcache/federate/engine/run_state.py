@@ -131,7 +131,8 @@ def eligible_clients(
                 f"clients that {why} are skipped; their names are not shown, because this run is private"
             )
         else:
-            listed = ", ".join(names[i] for i in np.flatnonzero(skipped)[:5].tolist())
+            first = np.flatnonzero(skipped)[:5].tolist()
+            listed = ", ".join(names[i] for i in first)
             if count > 5:
                 listed += " .."
             warnings.append(f"{count} of {len(clients)} clients {why} and are skipped: {listed}")
@@ -468,11 +469,11 @@ class RunState:
 
         It is declared by the method, or derived from a fit of noise. Raises UsageError if it can be neither.
         """
+        if self.method.uploads is None:
+            return self._probed_uploads
         ctx = self.server_ctx()
         if number is not None:
             ctx = replace(ctx, round=number)
-        if self.method.uploads is None:
-            return self._probed_uploads
         return self.method.uploads(self.server, ctx)
 
     @cached_property
@@ -550,7 +551,8 @@ class RunState:
             tensors = {}
             if isinstance(up, dict):
                 tensors = {k: t for k, t in up.items() if isinstance(t, Tensor)}
-            return sum(t.numel() for t in tensors.values()), itemsize(tensors)
+            scalars = sum(t.numel() for t in tensors.values())
+            return scalars, itemsize(tensors)
 
     def pooled(self, pipeline: UploadPipeline, ids: Sequence[int]) -> Tree:
         """The pooled upload of the round; rejected uploads and warnings are added to the run.

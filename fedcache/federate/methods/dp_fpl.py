@@ -57,7 +57,7 @@ from fedcache.federate.methods.common import (
 from fedcache.heads.losses import cross_entropy
 
 TRAINED = ("ctx", "own")
-"""Names of the trained vectors: the shared ones, and those that the client adds."""
+"""Names of the trained vectors: the shared vectors and the client's own."""
 
 OWN_SHARE = 0.1
 """Factor of the gradient of the client's own vectors in the released code, which does not explain it."""
