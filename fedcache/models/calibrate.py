@@ -9,9 +9,9 @@ variances near 0 cause, can raise it until the probabilities of all other rows a
 The temperature is fitted on rows on which the model was not trained:
 
 - the validation rows of the partition, for every method with a global model;
-- if there are no validation rows: a fifth of every client's training rows, for methods in closed form. The method is
-  trained again without this fifth, and the first model gets the temperature of the second one. For methods that take
-  gradient steps this would double the time of the run, so they have no temperature.
+- if there are no validation rows: a fifth of every client's training rows, for methods whose clients take no gradient
+  steps. The method is trained again without this fifth, and the first model gets the temperature of the second one. For
+  other methods this would double the time of the run, so they have no temperature.
 
 Only simulated runs have a temperature, because fitting needs the rows of all clients in one place.
 """
@@ -53,8 +53,7 @@ def temperature_of(spec: TrainingRun, out: TrainingOutput) -> float | None:
         validation = spec.clients.validation
     if validation is not None:
         return _fitted(spec, out, validation.rows)
-    trains = spec.method.gradient or "epochs" in out.hp
-    if trains or "labels" not in spec.method.needs:
+    if spec.method.gradient or "labels" not in spec.method.needs:
         return None
     try:
         train, rows = _without_a_share(spec)
