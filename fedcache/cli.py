@@ -133,7 +133,7 @@ COMMANDS = (
         "ui",
         "ui",
         MAIN,
-        "Show stores, runs and grids live in the browser; compare and report runs there (extra ui).",
+        "Show stores, runs and grids live in the browser; compare and report runs there (needs the pip extra ui).",
     ),
     CommandEntry(
         "reproduce",
@@ -146,7 +146,7 @@ COMMANDS = (
         "flower",
         "flower",
         MAIN,
-        "Train over real sites with Flower. Each site keeps its data on its own machine (extra flower).",
+        "Train over real sites with Flower. Each site keeps its data on its own machine (needs the pip extra flower).",
     ),
     CommandEntry(
         "ls",

@@ -42,7 +42,7 @@ from fedcache.process import stop_on_signals
 flower = typer.Typer(
     name="flower",
     no_args_is_help=True,
-    help="Train over real sites with Flower. Each site keeps its data on its own machine (extra flower).",
+    help="Train over real sites with Flower. Each site keeps its data on its own machine (needs the pip extra flower).",
 )
 
 RUN_FIELDS = [

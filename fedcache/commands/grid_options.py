@@ -37,7 +37,7 @@ class GridOptions:
         "grid",
         "How configurations are chosen: `grid` trains all of them; random:N[:SEED] trains N different ones, drawn at "
         "random; optuna[:tpe|random|gp[:SEED]] searches with --trials configurations, one after another, on "
-        "validation rows (extra optuna).",
+        "validation rows (needs the pip extra optuna).",
         POINTS,
     )
     retrain: bool = option(

@@ -158,7 +158,10 @@ def write_package(kind: str, name: str, out: Path | None, existing: Mapping[str,
 
 
 def package_of(kind: str, name: str, existing: Mapping[str, object]) -> str:
-    """The Python package of a name. Raises UsageError for an invalid or taken name; the hint proposes another name."""
+    """The name of the Python package for a plug-in with this name.
+
+    Raises UsageError for an invalid or taken name; the hint proposes another name.
+    """
     package = name.replace("-", "_")
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name) or len(name) > LONGEST:
         # Propose the nearest valid name.

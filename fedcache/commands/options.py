@@ -394,8 +394,8 @@ EngineName = Annotated[
     str,
     typer.Option(
         "--engine",
-        help="`local`, or `ray` for processes on one or several machines, with byte-identical "
-        "results (extra ray).",
+        help="`local`, or `ray` for processes on one or several machines (needs the pip extra ray). Both give "
+        "byte-identical results.",
         rich_help_panel=COMPUTING,
     ),
 ]

@@ -529,7 +529,10 @@ class SignOfLife:
             threading.Thread(target=self._watch, name="heartbeat", daemon=True).start()
 
     def clear(self, *, held: bool) -> None:
-        """Remove the line before other output; with ``held`` the line stays away until the next call of this method."""
+        """Erase the progress line; other output can then follow.
+
+        With ``held``, no progress line is drawn until this method is called again.
+        """
         with self._lock:
             if self._shown:
                 sys.stderr.write("\r\x1b[K")

@@ -44,8 +44,8 @@ Add = Annotated[
     list[Path] | None,
     typer.Option(
         "--add",
-        help="For frozen-bench: also rank the results in this JSON file, which frozen-bench -o wrote. Repeatable. "
-        "Without --on, nothing is trained.",
+        help="For frozen-bench: also rank the results in this JSON file, which an earlier -o wrote. Repeatable. "
+        "If --on is not given, fedcache only ranks these files and trains nothing.",
     ),
 ]
 

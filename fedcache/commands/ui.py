@@ -35,7 +35,7 @@ def ui(
         typer.Option(help="Fedcache home to show.", show_default="$FEDCACHE_HOME"),
     ] = None,
 ) -> CommandResult:
-    """Show stores, runs and grids live in the browser; compare and report runs there (extra ui).
+    """Show stores, runs and grids live in the browser; compare and report runs there (needs the pip extra ui).
 
     The page is read-only and only for this machine: its address has a token, and nothing is loaded from a network. If
     fedcache runs on a remote machine, print the address there with --no-open and forward its port to yours:

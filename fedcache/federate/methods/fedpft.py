@@ -228,9 +228,9 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     hidden = (step.to(variance) / 2.0) ** 2 > variance
     if hidden.double().mean() > 0.5:
         raise FederatedRunError(
-            f"The features have values near {float(center.abs().median()):.3g} with a deviation of "
-            f"{float(variance.median().sqrt()):.3g}. FedPFT sends 16-bit numbers, which have a spacing of "
-            f"{float(step.median()):.3g} at this size.",
+            f"FedPFT sends 16-bit numbers, which are too coarse for these features. Near their value "
+            f"{float(center.abs().median()):.3g}, two 16-bit numbers are {float(step.median()):.3g} apart, but the "
+            f"features have a standard deviation of only {float(variance.median().sqrt()):.3g}.",
             SCALE,
         )
     x, y = draw(up, ctx)
