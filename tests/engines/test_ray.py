@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -143,6 +144,16 @@ def family(run):
     return [one, *one.children(recursive=True)]
 
 
+def computing_worker(run):
+    """A process of Ray that computes a batch at this moment; between two batches its title is another one."""
+    while run.poll() is None:
+        for process in family(run):
+            with suppress(psutil.NoSuchProcess):
+                if "ray::call" in " ".join(process.cmdline()):
+                    return process
+    raise AssertionError("it ended before a worker could be killed")
+
+
 def left(processes):
     """Those that have not ended, a while later."""
     _, alive = psutil.wait_procs(processes, timeout=20)
@@ -178,8 +189,7 @@ def test_a_killed_worker_changes_no_byte(words, whole, tmp_path, quiet):
     until(20, store, run)
     everybody = family(run)
     assert len(folders(everybody)) == 1
-    worker = next(p for p in everybody if "ray::call" in " ".join(p.cmdline()))
-    worker.kill()
+    computing_worker(run).kill()
     out, err = quiet.end(run)
     assert content(store) == content(whole)
     assert [a["forward_batches"] for a in json.loads(out)["data"]["arrays"]] == [96, 96]
