@@ -57,8 +57,8 @@ SENTENCES = [
         with_texts("clip-zs", "clip-zs centred", "soft-means"),
     ),
     (
-        "`fst-cbdg` reaches {} %, and {} % if its first labels are uniform, so its gain does not come from "
-        "self-training.",
+        "`fst-cbdg` reaches {} %. It reaches {} % even if self-training starts from labels that give all classes the "
+        "same probability, so its gain over `clip-zs` does not come from self-training.",
         with_texts("fst-cbdg", "fst-cbdg uniform first labels"),
     ),
     (
