@@ -166,7 +166,7 @@ def _as_document(made: Comparisons, form: str | None) -> str:
 
 
 def written_format(form: str | None, out: Path | None, as_json: bool) -> str | None:
-    """The format of the file of ``-o``.
+    """The format of the file that ``-o`` names.
 
     Raises UsageError for unknown formats and endings, a missing directory, and options that would be ignored.
     """

@@ -66,7 +66,8 @@ encoders."""
 def demo(
     observer: TerminalObserver,
     methods: Annotated[
-        str | None, typer.Option(help="Methods to run instead, comma-separated.")
+        str | None,
+        typer.Option(help="Methods to run instead of the default methods, comma-separated."),
     ] = None,
     rounds: Annotated[
         int,
@@ -129,7 +130,7 @@ def demo(
 
 
 def print_command(observer: TerminalObserver, *words: str) -> None:
-    """Note the command that a user would type."""
+    """Print the command that a user would type for a step."""
     observer.note(f"$ fedcache {shlex.join(words)}")
 
 
@@ -211,7 +212,7 @@ def central_lines(rows: list[Facts]) -> list[str]:
 
 
 def table_row(name: str, runs: dict[str, Run], score: str) -> Facts:
-    """The figures of a method, from its runs by partition."""
+    """Accuracy, traffic and seconds of a method, for a row of the table; ``runs`` has one run for each partition."""
     first = next(iter(runs.values()))
     durations = [run.measured.get("seconds", {}) for run in runs.values()]
     return {
