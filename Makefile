@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make demo     install into $(VENV) and run the main job on the offline datasets"
-	@echo "make test     install into $(VENV), then lint, types and the fast tests (5 minutes on two cores)"
+	@echo "make test     install into $(VENV), then lint, types and the fast tests (4 to 6 minutes on two cores)"
 	@echo "make quick    the tests that your change reaches, in seconds"
 	@echo "make check-method NAME=fedprox  golden figures, page and tests of one method"
 	@echo "make numeric  the tests of numbers, with the kernels of older processors (a minute on two cores)"
