@@ -98,9 +98,14 @@ def header_differences(
     one: Mapping[str, Any], other: Mapping[str, Any]
 ) -> list[tuple[str, Any, Any]]:
     """As ``differences_of``, for two headers of journals; the entries of ``how`` are compared one by one."""
-    left = {**one["how"], **one, "how": None}
-    right = {**other["how"], **other, "how": None}
-    return differences_of(left, right)
+    return differences_of(_flat(one), _flat(other))
+
+
+def _flat(header: Mapping[str, Any]) -> dict[str, Any]:
+    """A header with the entries of ``how`` beside its own; ``dtype`` is that of the computation."""
+    flat = {**header, "stored dtype": header["dtype"], **header["how"]}
+    del flat["how"]
+    return flat
 
 
 def differences_of(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:

@@ -142,6 +142,27 @@ def test_a_part_of_other_weights_is_refused_by_their_name(place):
     store_error(lambda: open_parts(made), "weights '2222' instead of '1111'")
 
 
+COMPUTED = {"batch": 4, "dtype": "float32", "threads": 1, "code": "a"}
+"""How a toy array was computed. Its header has a ``dtype`` too, that of the stored values."""
+
+
+def toy_part(place, number, how):
+    part = StorePart(number, 2)
+    store = new(part.place(place / "toy.zarr"), part)
+    with writer(store, KEYS[0], how=how) as open_writer:
+        for chunk in open_writer.missing():
+            write(open_writer, chunk, KEYS[0])
+        open_writer.complete()
+    return store.path
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_a_part_that_was_computed_differently_is_refused_by_the_difference(place, name):
+    other = COMPUTED | {name: "other"}
+    made = [toy_part(place, 1, COMPUTED), toy_part(place, 2, other)]
+    store_error(lambda: open_parts(made), f": {name} is 'other' instead of {COMPUTED[name]!r}.")
+
+
 def test_a_part_that_was_begun_and_has_no_array_is_unfinished(place):
     one, _ = parts(place, 2)
     empty = StorePart(2, 2)
