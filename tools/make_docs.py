@@ -6,6 +6,7 @@ is installed, on where things lie, or on the width of a terminal. These pages ar
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import json
 import re
@@ -993,6 +994,7 @@ def laws() -> str:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     made = pages()
     for group in MADE:
         for old in (DOCS / group).glob("*.md"):
