@@ -191,10 +191,10 @@ def partition(
         seed: seed of the random draws.
         name: name under which the partition is saved.
         arguments: arguments of the scheme (clients, alpha, shards, ...). ``replace=True`` replaces a partition of the
-            same name that has other rows.
+            same name that assigns the rows differently.
 
     Raises UsageError for an argument that the scheme does not have, for a value that the rows do not allow, and for
-    the name of a partition that has other rows.
+    the name of a partition that assigns the rows differently.
     """
     from fedcache.calls import stores
 

@@ -103,7 +103,7 @@ COMMANDS = (
         "forget",
         "forget",
         MAIN,
-        "Train a run again without one client, and prove that subtracting its upload gives the same model.",
+        "Train a run again without one client, and check that subtracting the client's upload gives the same model.",
     ),
     CommandEntry(
         "export-model",
@@ -183,7 +183,7 @@ COMMANDS = (
         "export",
         "exchange",
         STORES,
-        "Write features, labels, domains, splits, groups and text features of readable rows to one file.",
+        "Write the features, labels, domains, splits and groups of readable rows, and text features, to one file.",
     ),
     CommandEntry(
         "publish",
@@ -302,8 +302,8 @@ def refused(error: Any, arguments: list[str]) -> Exit:
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit.
 
-    Usage errors of the parser exit with 2 like all others. With ``--json`` among the arguments they also print an
-    envelope, so that scripts do not have to read prose.
+    Usage errors of the parser exit with 2 like all others. With ``--json`` among the arguments they also print the
+    JSON output, so that scripts do not have to read prose.
     """
     replace_closed_streams()
     arguments = argv

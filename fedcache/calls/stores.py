@@ -139,7 +139,7 @@ def shard(store: Store | str | Path | None, parts: Partition, out: str | Path | 
     """Write one store per client; returns their directory. Raises UsageError if ``parts`` is only a name."""
     if isinstance(parts, str):
         raise UsageError(
-            f"The argument parts is {parts!r}, expected a partition.",
+            f"parts= must be a partition, but got {parts!r}.",
             "fc.shard(store, fc.partition(store, 'iid'))",
         )
     return write_shards(opened(store), parts, out, Silent())

@@ -46,16 +46,18 @@ def train_config(given: Mapping[str, Any], fields: Mapping[str, Any]) -> TrainCo
         seeds = (seeds,)
     words_of_seeds = ",".join(map(str, seeds))
     if not words_of_seeds:
-        raise UsageError("seeds is empty.", "For example seeds=range(3)")
+        raise UsageError(
+            "seeds= must have at least one seed, but is empty.", "For example seeds=range(3)"
+        )
     is_partition = hasattr(parts, "to_payload")
     if parts is not None and not isinstance(parts, str) and not is_partition:
         raise UsageError(
-            f"parts is {parts!r}, expected a partition or the name of a saved one.",
+            f"parts= must be a partition or the name of a saved partition, but got {parts!r}.",
             "fc.partition(store, 'iid')",
         )
     if settings is not None and not hasattr(settings, "items"):
         raise UsageError(
-            f"settings is {settings!r}, expected names and values.",
+            f"settings= must be names and values, but got {settings!r}.",
             "For example settings={'lr': 0.1}",
         )
     flags = {**fields, "seeds": words_of_seeds, "set": dict(settings or {})}

@@ -144,7 +144,7 @@ def packages() -> list[Row]:
 
 
 def package(name: str, least: str) -> Row:
-    """The row of a package that needs at least this version."""
+    """The row of a package. ``least`` is the oldest version that fedcache accepts."""
     found = installed(name)
     if found is not None and _numbers(found) >= _numbers(least):
         return check(name, "ok", found)

@@ -157,7 +157,10 @@ def _cells(e: RunEvaluation) -> list[Any]:
 
 
 def details(e: RunEvaluation) -> list[TextTable]:
-    """Tables of the domains, and of the classes with the lowest accuracy, which is the recall of a class."""
+    """A table of the domains, if there are several, and a table of the classes with the lowest accuracy.
+
+    The accuracy of a class is its recall.
+    """
     made = []
     if len(e.measures.by_domain) > 1:
         domains = []

@@ -119,16 +119,16 @@ def export(
     dataset: Dataset = None,
     backbones: Backbones = None,
 ) -> CommandResult:
-    """Write features, labels, domains, splits, groups and text features of readable rows to one file.
+    """Write the features, labels, domains, splits and groups of readable rows, and text features, to one file.
 
     Example: fedcache export features.parquet --backbones efficientnet-lite0
     """
     files = [path for path in (out, named) if path is not None]
     if len(files) != 1:
-        count = "More than one"
+        count = "two files are given"
         if not files:
-            count = "No"
-        raise UsageError(f"{count} file to write was named.", "fedcache export features.npz")
+            count = "no file is given"
+        raise UsageError(f"export writes one file, but {count}.", "fedcache export features.npz")
     opened = need_store(Home.from_environment(), path=store, dataset=dataset, observer=observer)
     keys = chosen_arrays(opened, split_list(backbones))
     out = files[0]

@@ -226,7 +226,7 @@ def dataset_of(named: str | None, spec: str | None) -> str | None:
 
 
 def refuse_scheme_options(given: Given, out: str | None) -> None:
-    """Refuse options of a scheme without ``--partition``. Raises UsageError."""
+    """Raise UsageError if options of a partition scheme are given; for a command without ``--partition``."""
     partition_options = (out, given["clients"], given["seed"])
     if scheme_arguments(given) or any(value is not None for value in partition_options):
         raise UsageError(
@@ -295,7 +295,7 @@ def growth_lines(done: Extraction) -> list[str]:
 
 
 def text_lines(done: Extraction) -> list[str]:
-    """A line for each backbone with new prompt templates; none for templates that were current before."""
+    """A line for each backbone whose current prompt templates change, or would change after a dry run."""
     words = {
         "computed": "computed; these are the current templates now",
         "made current": "stored before; these are the current templates again",

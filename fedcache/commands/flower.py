@@ -102,7 +102,7 @@ class SiteOptions:
 
 
 def plan_of(given: Given, sweep: Sequence[str] | None, **fixed: int) -> Any:
-    """The plan of a federation from its options, the values of ``--sweep``, and fixed fields of ``SiteOptions``."""
+    """The plan of a federation from its options and the values of ``--sweep``. ``fixed`` overrides site options."""
     if given["method"]:
         check_methods([given["method"]])
     # Sites compute on their CPU, one client each, so the options of a simulation do not apply. {} is the configuration

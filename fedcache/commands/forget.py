@@ -25,10 +25,10 @@ def forget(
     client: Annotated[str, typer.Option(help="Name of the client to forget.")],
     root: RunsDirectory = None,
 ) -> CommandResult:
-    """Train a run again without one client, and prove that subtracting its upload gives the same model.
+    """Train a run again without one client, and check that subtracting the client's upload gives the same model.
 
     This is exact for methods whose server only adds up one upload of each client. The new run is an ordinary run. The
-    test rows of the client and its features stay in the store.
+    client's test rows and features stay in the store.
 
     Example: fedcache forget 3f9c --client client-03
     """

@@ -30,7 +30,10 @@ def chosen_study(
     if add and not on:
         study = replace(study, data={})
         if "data" in only:
-            raise UsageError("With --add, --only data=LABEL needs --on.", f"{COMMAND} --on DATASET")
+            raise UsageError(
+                "With --add and without --on, nothing is trained, so --only data=LABEL has no dataset to choose.",
+                f"{COMMAND} --on DATASET",
+            )
     for name in options.backbones:
         lookup(name, home=Home.from_environment().root)
     if options.backbones:  # a named backbone is used on all data

@@ -140,7 +140,7 @@ def _as_setting(option: str, key: str, arguments: Sequence[str]) -> list[str]:
 
 
 def unknown_command(words: Sequence[str], path: str, commands: Record) -> UsageError:
-    """The answer to a word that is no command of the program or of a group; it is the first of ``words``."""
+    """The error for an unknown command of the program or of a group. The unknown word is the first of ``words``."""
     word, *next_words = words
     called = f"{path} {word}".removeprefix("fedcache ")
     message = f"There is no command {called!r}."

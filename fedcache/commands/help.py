@@ -60,7 +60,7 @@ class Row:
     common: bool
 
     def lines(self, width: int, most: int | None) -> list[str]:
-        """The option in lines of ``width`` characters: at most ``most`` lines, or its whole text for None."""
+        """The option in lines of ``width`` characters, ``most`` lines at most; the whole text if ``most`` is None."""
         text = self.text
         end = ""
         # The short help shows no default that is none; in one line, it shows no long default.

@@ -92,7 +92,7 @@ def new_dataset(name: Name, out: Out = None) -> CommandResult:
 def new_package(
     kind: str, name: str, out: Path | None, existing: Mapping[str, object], following: str
 ) -> CommandResult:
-    """Write a package. The answer has its files and the next commands; ``following`` is the last one."""
+    """Write a package. The answer lists the written files and the next commands; the last command is ``following``."""
     folder = write_package(kind, name, out, existing)
     files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     data = {"kind": kind, "name": name, "folder": str(folder), "files": files}

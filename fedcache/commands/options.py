@@ -306,7 +306,7 @@ def help_of(kind: type, name: str) -> str:
 
 
 def pick(kind: type, *names: str) -> list[Field[Any]]:
-    """The named fields of a configuration, as options for a command; all fields without names."""
+    """The named fields of a configuration, as options for a command; all fields if no names are given."""
     return [item for item in fields(kind) if not names or item.name in names]
 
 
@@ -416,14 +416,14 @@ def command(
     *groups: Sequence[Field[Any]],
     within: typer.Typer | None = None,
 ) -> Callable[[Callable[..., CommandResult]], Callable[..., None]]:
-    """Make a command of a function that returns its answer.
+    """Turn a function that returns a ``CommandResult`` into a command.
 
     The command has the parameters of the function, ``--json``, and an option for every field of the groups. The
     function may also have the parameters ``observer`` (receives notes and progress), ``given`` (the values of the
     fields by name) and ``as_json``.
 
     Args:
-        name: name of the command for the envelope, or a function that returns it for the values of the parameters.
+        name: name of the command in the JSON output, or a function that returns it for the values of the parameters.
         groups: fields of configurations.
         within: the group of commands to which the command is added, under the last word of its name.
     """
@@ -709,7 +709,7 @@ def check_methods(names: Sequence[str]) -> None:
 
 
 def runs_directory(folder: Path | None) -> Path:
-    """The directory of results: the named one, else that of ``FEDCACHE_HOME``.
+    """The directory of runs: the named one, or else that of the fedcache home.
 
     Raises UsageError if the named directory does not exist.
     """
@@ -722,7 +722,7 @@ ENGINES = ("local", "ray")
 
 
 def engine_of(name: str, address: str | None) -> RayEngine | None:
-    """The engine of ``--engine`` and ``--ray-address``; None for this machine without Ray.
+    """The engine that ``--engine`` and ``--ray-address`` choose; None for ``local``, which is this machine without Ray.
 
     Raises UsageError for an unknown engine, a wrong address, or an address without Ray; MachineError when Ray is not
     installed or the address does not answer.

@@ -1,6 +1,6 @@
 """Output of commands: answers on stdout, notes and progress on stderr.
 
-The module makes JSON envelopes and tables. It is the only place that turns errors into exit codes.
+The module prints the JSON of ``--json``, and tables. It is the only place that turns errors into exit codes.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class TerminalObserver:
             self._write(text)
 
     def warn(self, text: str) -> None:
-        """Write one line and keep it for the envelope."""
+        """Write a warning to stderr, and keep it for the JSON output."""
         self.warnings.append(text)
         self._write(f"warning: {text}")
 
@@ -114,7 +114,7 @@ class TerminalObserver:
         self._clear_sign_of_life()
 
     def close(self) -> None:
-        """Remove the bar and the sign of life, because the command has ended."""
+        """Remove the progress bar and the line "working for 4 s" at the end of a command."""
         self.stop()
         self._life.end()
 
@@ -224,7 +224,7 @@ def _cell(cell: Any) -> str:
 
 
 def yes_or_no(value: bool) -> str:
-    """A cell for a fact that holds or not."""
+    """A truth value as text for a cell: yes or no."""
     if value:
         return "yes"
     return "no"
@@ -242,7 +242,7 @@ class CommandResult:
     """The answer of a command.
 
     Attributes:
-        data: the ``data`` of the envelope, plain JSON values.
+        data: the ``data`` of the JSON output, plain JSON values.
         lines: text for a person, on stdout.
         code: OK, QUARANTINED, or CORRUPT for a check that found damaged files.
         renderables: tables, after the lines.
@@ -312,7 +312,7 @@ def described(error: BaseException) -> FedcacheError:
     short = memory_error(error)
     if short is not None:
         return short
-    # What remains is a bug: the traceback goes to stderr, and the envelope stays one JSON object.
+    # What remains is a bug: the traceback goes to stderr, and the JSON output stays one object.
     trace = "".join(traceback.format_exception(error))
     print(visible(trace, lines=True), end="", file=sys.stderr)
     return InternalError(
@@ -381,7 +381,7 @@ def unwritable(error: OSError) -> Exit:
 
 
 def fail(command: str, as_json: bool, error: FedcacheError, warnings: Sequence[str] = ()) -> None:
-    """Print an error: the message and the next command on stderr, and the envelope on stdout with ``--json``."""
+    """Print an error: the message and the next command on stderr, and with ``--json`` the JSON output on stdout."""
     print(visible(f"fedcache: {error.message}\n{error.hint}", lines=True), file=sys.stderr)
     if as_json:
         detail = {
@@ -398,7 +398,7 @@ def fail(command: str, as_json: bool, error: FedcacheError, warnings: Sequence[s
 
 
 def envelope(command: str, status: str, body: Facts, warnings: Iterable[str]) -> None:
-    """One JSON object on stdout; NaN becomes null, because JSON has none."""
+    """Print the JSON output, one object, on stdout. NaN becomes null, because JSON has no NaN."""
     whole = {
         "schema": SCHEMA,
         "command": command,
@@ -507,7 +507,7 @@ class WorkProgress:
 
 
 def animated() -> bool:
-    """Whether stderr is a terminal that can redraw a line; ``TERM=dumb`` cannot, and gets lines like a file."""
+    """Whether stderr is a terminal that can redraw a line. If not, as with ``TERM=dumb``, it gets whole lines."""
     terminal = os.environ.get("TERM", "").lower()
     return sys.stderr.isatty() and terminal not in ("dumb", "unknown")
 

@@ -89,7 +89,10 @@ def partition(
     ] = None,
     replace: Annotated[
         bool,
-        typer.Option("--replace", help="Replace a partition of the same name that has other rows."),
+        typer.Option(
+            "--replace",
+            help="Replace a partition of the same name that assigns the rows differently.",
+        ),
     ] = False,
     config: ConfigFile = None,
 ) -> CommandResult:
@@ -179,7 +182,7 @@ def partition(
 
 
 def table_of_clients(rows: Sequence[ClientRow], clients: int, *, validated: bool) -> TextTable:
-    """The rows of each client; of more than ``SHOWN`` clients, the first ones are shown as examples.
+    """The rows of each client. If there are more than ``SHOWN`` clients, only the first 20 are shown, as examples.
 
     Args:
         rows: rows of the first clients, or of all clients.

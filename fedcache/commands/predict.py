@@ -154,7 +154,7 @@ def check_one_named(inputs: Mapping[str, object], what: str, example: str) -> No
 
 
 def find_model(run: str, runs: Path | None, observer: TerminalObserver) -> Path:
-    """The directory of a run, or a model file; ``runs`` is the directory of results, None for that of the home.
+    """The directory of a run, or a model file. ``runs`` is the directory of runs; None: that of the fedcache home.
 
     Raises UsageError for a name that is neither.
     """

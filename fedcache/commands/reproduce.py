@@ -99,7 +99,7 @@ class DepartureOptions:
 
 
 def _name(what: str, **_others: Any) -> str:
-    """The name of the command in the envelope, the JSON that ``--json`` prints; only ``what`` changes it."""
+    """The name of the command in the JSON output; it depends only on ``what``."""
     if what in ("list", "info"):
         return f"reproduce {what}"
     return "reproduce"
@@ -206,8 +206,8 @@ def refuse_options(what: str, given: Facts) -> None:
     if options:
         named = ", ".join(options)
         raise UsageError(
-            f"{what} does not take {named}, because {what} trains nothing.",
-            "Leave the options out. A reproduction takes them:  fedcache reproduce NAME",
+            f"reproduce {what} trains nothing, so it does not take {named}.",
+            "Leave these options out, or give the name of a table or figure:  fedcache reproduce NAME",
         )
 
 

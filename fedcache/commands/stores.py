@@ -144,7 +144,7 @@ def _group_counts(store: Store, observer: TerminalObserver) -> dict[str, int]:
 
 
 def list_privacy(observer: TerminalObserver) -> CommandResult:
-    """The answer of ``ls --privacy``: totals of the ledger for each partition and for each dataset."""
+    """The answer of ``ls --privacy``: the total privacy loss of the runs in the ledger, by partition and by dataset."""
     home = Home.from_environment()
     releases = read_releases(home.root / LEDGER)
     known = {(r.run, r.seed) for r in releases}
@@ -386,7 +386,7 @@ def preprocessing_of(recipe: Record) -> str:
 
 
 def views_of(recipe: Record) -> str:
-    """The number of an array's views and their augmentation, as the end of a phrase; "" if there is only the image."""
+    """The end of a phrase: number of views of an image, and augmentation; "" if the plain image is the only view."""
     # Ingested embeddings have no decoder; fedcache drew no views of them.
     if recipe.get("views", 1) == 1 or "decoder" not in recipe:
         return ""

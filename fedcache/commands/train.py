@@ -246,7 +246,7 @@ def _fairness_lines(result: Mapping[str, Any]) -> list[str]:
 
 
 def score_lines(result: Mapping[str, Any]) -> list[str]:
-    """The client mean and the pooled accuracy; [] if both equal the accuracy."""
+    """The client mean and the pooled accuracy; [] if both equal the accuracy that is shown anyway."""
     client_mean = score_of(result, "client-mean").mean
     pooled = score_of(result, "pooled").mean
     if client_mean is None or pooled is None:
@@ -291,7 +291,7 @@ def model_lines(path: Path, result: Mapping[str, Any]) -> list[str]:
 
 
 def in_home(runs: Path) -> bool:
-    """Whether a directory is the one with the runs of the fedcache home, where the start of a name is enough."""
+    """Whether a directory is the runs directory of the fedcache home. Its runs can be named by their first letters."""
     return runs.resolve() == Home.from_environment().runs.resolve()
 
 
@@ -386,7 +386,7 @@ def _retrained(done: Grid) -> dict[str, str]:
 
 
 def weight_lines(counts: Mapping[str, int | None]) -> list[str]:
-    """A note that held-out values with few rows weigh as much in the mean as all others; [] if there are none."""
+    """A note that the mean gives held-out values with few rows the same weight as others; [] without such values."""
     few = []
     for value, count in counts.items():
         if count is not None and count < FEW_ROWS:
@@ -696,7 +696,7 @@ def grid(
     home = Home.from_environment()
     if partition.options.get("hold_out") == EACH:
         sweeps, partition = hold_out_each(sweeps, partition, resolved, home, observer)
-    # Methods of the command line override those of a ready grid, which override the method of fedcache.toml.
+    # Methods of the command line override those of a predefined grid, which override the method of fedcache.toml.
     methods = split_list([*(names or ()), *(method or ())], "--method")
     if not methods and preset is not None:
         methods = preset.methods
@@ -746,7 +746,7 @@ def grid(
 
 
 def list_ready_grids() -> CommandResult:
-    """The answer of ``grid --ready list``: every ready grid, in the order of their names."""
+    """The answer of ``grid --ready list``: every predefined grid, in the order of their names."""
     grids = [presets.find_preset(name) for name in presets.preset_names()]
     rows = []
     for preset in grids:
@@ -782,7 +782,7 @@ def requested_schemes(sweep: Sequence[str] | None, given: Given) -> tuple[str, .
 def note_preset(
     preset: presets.GridPreset, schemes: Sequence[str], observer: TerminalObserver
 ) -> None:
-    """Note which arguments of a ready grid the requested schemes do not have, then the notes of the grid."""
+    """Show which arguments of a predefined grid the requested schemes do not take, and then the notes of the grid."""
     left_out = preset.unused_arguments(schemes)
     if left_out:
         own_schemes = " or ".join(s for s in preset.schemes if s not in schemes)
@@ -801,9 +801,9 @@ def hold_out_each(
     home: Home,
     observer: TerminalObserver,
 ) -> tuple[dict[str, tuple[str, ...]], PartitionConfig]:
-    """Replace ``--hold-out each`` by a sweep over the values of its column; returns sweeps and partition.
+    """Replace ``--hold-out each`` by a sweep over the values of the column ``by``; returns sweeps and partition.
 
-    Raises UsageError for a column with one value, and if hold_out is also swept; StoreError where nothing is extracted.
+    Raises UsageError for a column with one value, and if hold_out is also swept; StoreError if there is no store.
     """
     by = str(partition.options.get("by", "domain"))
     if "hold_out" in sweeps:
@@ -820,7 +820,7 @@ def hold_out_each(
 def swept_values(
     sweep: Sequence[str] | None, given: Given, preset: presets.GridPreset | None
 ) -> dict[str, tuple[str, ...]]:
-    """Each swept key and its values; values of ``--sweep`` replace those of a ready grid.
+    """Each swept key and its values; values of ``--sweep`` replace those of a predefined grid.
 
     Raises UsageError for a key that is also in ``--set``.
     """

@@ -409,7 +409,7 @@ class Grid:
         return made
 
     def to_dict(self) -> Facts:
-        """The ``data`` of the envelope."""
+        """The ``data`` of the JSON output."""
         best = self.best()
         chosen = {
             "method": best.method,

@@ -66,7 +66,7 @@ class Comparisons:
     left_out: tuple[LeftOut, ...]
 
     def to_dict(self) -> Facts:
-        """The ``data`` of the envelope."""
+        """The ``data`` of the JSON output."""
         left_out = [{"path": str(e.path), "why": e.why, "hint": e.hint} for e in self.left_out]
         return {
             "comparisons": [c.to_dict() for c in self.tables],

@@ -116,7 +116,7 @@ class Report:
         return f"Report({self.path}, {runs}, {self.left_out} left out, {megabytes:.2f} MB)"
 
     def to_dict(self) -> Facts:
-        """The ``data`` of the envelope."""
+        """The ``data`` of the JSON output."""
         return {**self.__dict__, "path": str(self.path)}
 
 

@@ -62,7 +62,7 @@ class Forgotten:
     difference: float
 
     def to_dict(self) -> Facts:
-        """The ``data`` of the envelope."""
+        """The ``data`` of the JSON output."""
         return {**self.__dict__, "run": self.run.to_dict()}
 
 
@@ -70,7 +70,7 @@ class Forgotten:
 def forget_client(
     place: Path, client: str, home: Home, observer: Observer, stop: Stop
 ) -> Forgotten:
-    """Train a run again without a client, and compare the new model with that of the subtraction.
+    """Train a run again without a client, and compare the new model with the old one minus the client's upload.
 
     The new run is stored next to the run, and its partition is saved in the store.
 

@@ -67,7 +67,7 @@ def command_of(store: Store, name: str) -> str:
             if words["seed"]:
                 command += f" --partition-seed {words['seed']}"
     named = f"{command} --name {shell_word(name)}"
-    # The user chooses the scheme, so the new partition may have other rows than the damaged one.
+    # The user chooses the scheme, so the new partition may assign the rows in another way than the damaged one.
     if "SCHEME" in command:
         return f"{named} --replace"
     return named
@@ -181,7 +181,7 @@ def need_scheme(scheme: str | None, arguments: Record) -> tuple[str, Facts]:
 def save_partition(store: Store, made: Partition, name: str, *, replace: bool) -> None:
     """Save a partition in its store. Nothing is saved in a published store.
 
-    Raises UsageError if the name belongs to a partition with other rows, unless ``replace`` is true.
+    Raises UsageError if a partition of this name assigns the rows differently, unless ``replace`` is true.
     """
     if store.address is not None:
         return

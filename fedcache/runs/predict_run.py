@@ -772,7 +772,7 @@ class Personalised:
         return f"Personalised({self.client}, {model}: {shown}, {self.path})"
 
     def to_dict(self) -> Facts:
-        """The ``data`` of the envelope."""
+        """The ``data`` of the JSON output."""
         measures = None
         if self.measures is not None:
             measures = self.measures.to_dict()

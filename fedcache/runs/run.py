@@ -219,7 +219,7 @@ class Run:
         return predict_run.load_model(self.path, client, seed, method, one_for_all=one_for_all)
 
     def to_dict(self) -> Facts:
-        """The ``data`` of the envelope."""
+        """The ``data`` of the JSON output."""
         return {
             **self.result,
             "seconds": self.measured.get("seconds", {}),
