@@ -155,7 +155,8 @@ def _numbers(word: str) -> tuple[float, ...]:
         if too_many or value is None or not number.low <= value <= number.high:
             ranges = ", ".join(f"{n.name} from {n.low:g} to {n.high:g}" for n in wanted)
             raise UsageError(
-                f"--augment {word} is not {form} with {ranges}.", "For example --augment flip=0.5"
+                f"--augment {word} is not valid. Expected {form}, with {ranges}.",
+                "For example --augment flip=0.5",
             )
         values.append(value + 0.0)  # makes 0 of -0, so that both give the same text
     by_name = dict(zip([number.name for number in wanted], values, strict=True))

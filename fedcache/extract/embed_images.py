@@ -230,8 +230,8 @@ def locate_recipe(
         )
     if weights.sha256 != recipe.weights:
         raise MachineError(
-            f"{recipe.label} was made with weights {recipe.weights[:12]}, but the weights found "
-            f"({weights.origin}) are {weights.sha256[:12]}.",
+            f"{recipe.label} was made with weights whose sha256 begins with {recipe.weights[:12]}, but the sha256 "
+            f"of the weights found ({weights.origin}) begins with {weights.sha256[:12]}.",
             f"fedcache backbones import FILE --as {shell_word(backbone.name)}  selects the right file.",
         )
     return PlannedArray(backbone, weights, recipe)

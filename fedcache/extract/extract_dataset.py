@@ -636,8 +636,9 @@ def where_it_can_run(
     only_here = ", ".join(item.backbone.name for item in planned if item.backbone.here_only)
     if engine is not None and only_here:
         raise UsageError(
-            f"{only_here} is only in the memory of this process, so workers of an engine cannot load it.",
-            "Leave out the engine, or write a factory:  module:PACKAGE.MODULE:FACTORY",
+            f"{only_here} exists only in the memory of this process, so the processes of the engine cannot load it.",
+            "Leave out the engine, or write a function that returns the module, and give its name:  "
+            "module:PACKAGE.MODULE:FACTORY",
         )
     cpu_only = ", ".join(item.backbone.name for item in planned if item.backbone.cpu_only)
     if not cpu_only:

@@ -325,7 +325,7 @@ def test_a_wrong_backbone_breaks_its_law(change, laws, tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (of_the_batch, "if the other items of its batch change"),
+        (of_the_batch, "depend on the other items of its batch"),
         (dropped, "different features if"),
     ],
 )

@@ -57,7 +57,7 @@ def read_state(path: Path, *, hub: str | None = None, key: str | None = None) ->
         raise _refuse(
             path,
             "it is a TorchScript archive, which contains code in addition to the weights",
-            f"Use {where} of the same weights, or convert it: {conversion(path, script=True)}",
+            f"Use {where} with the same weights, or convert this file: {conversion(path, script=True)}",
         )
     readers = {"safetensors": _read_safetensors, "npz": _read_npz, "torch": _read_torch}
     state = dict(_tensors_in(readers[kind](path)))
@@ -422,7 +422,7 @@ def weights_in(
         shown = ", ".join(prefix.rstrip(".") for prefix in whole)
         commands = [import_command(path, backbone, prefix) for prefix in whole]
         raise UsageError(
-            f"{path} contains several sets of weights that fit {backbone} ({len(whole)}), under {shown}.",
+            f"{path} contains {len(whole)} sets of weights that fit {backbone}: {shown}.",
             f"Choose one:  {'  or  '.join(commands)}",
         )
     also = tuple(prefix for prefix in whole if prefix != found)

@@ -47,9 +47,9 @@ class ClipTextTower:
         reads_end_token = self._pool in ("argmax", "eos") and not masks_padding
         if not hasattr(tower, "token_embedding") or not reads_end_token or has_class_token:
             raise UsageError(
-                f"Prompts cannot be trained with the text tower of {name} ({type(tower).__name__}, pooling "
-                f"{self._pool!r}), because its feature is not the output at the end token.",
-                "Use clip-rn50, clip-vit-b-16, clip-vit-b-32, glyph-clip, or another open_clip model whose text "
+                f"Prompts cannot be trained with {name}, because its text feature is not the output at the end token. "
+                f"Its text tower is {type(tower).__name__} with pooling {self._pool!r}.",
+                "Use clip-rn50, clip-vit-b-16, clip-vit-b-32 or glyph-clip, or another open_clip model whose text "
                 "feature is the output at the end token.",
             )
 
@@ -153,8 +153,8 @@ def load_towers(backbone: Backbone, weights: Weights, recipe: Recipe, template: 
     encoder = load(backbone, weights, recipe)
     if backbone.reads != IMAGES:
         raise UsageError(
-            f"{backbone.name} reads {backbone.reads}, but training prompts needs the image tower and the text tower "
-            "of a CLIP model.",
+            f"{backbone.name} reads {backbone.reads}. Trained prompts need the image tower and the text tower of a "
+            "CLIP model.",
             "Use a method with fixed prompts: clip-zs or fst-cbdg.",
         )
     if not isinstance(encoder, ModuleEncoder):

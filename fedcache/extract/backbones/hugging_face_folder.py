@@ -167,8 +167,8 @@ def _preprocessing(config: Mapping[str, Any], name: str) -> Recipe:
     size, resize, share = _sides(config)
     if not 8 <= size <= 2048 or not 0.1 <= share <= 1:
         raise ValueError(
-            f"images of {size} pixels are cropped from {size / share:.0f}; expected 8 to 2048 pixels, and a crop of "
-            "at least a tenth of the side"
+            f"images are resized to {size / share:.0f} pixels and cropped to {size}; expected a crop of 8 to 2048 "
+            "pixels, and of a tenth to the whole of the resized side"
         )
     return Recipe(
         name,

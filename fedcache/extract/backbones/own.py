@@ -315,8 +315,8 @@ def check_features(
         distance = _distance(row[None], alone)
         if distance > BATCH_CLOSE:
             raise UsageError(
-                f"{name} gives an item other features if the other items of its batch change. The difference is "
-                f"{distance:.1g} of the norm.",
+                f"The features that {name} gives an item depend on the other items of its batch. The difference is "
+                f"{distance:.1g} of the features' norm.",
                 "Remove all operations over the batch axis, such as a mean, BatchNorm without running statistics, or "
                 "padding.",
             )

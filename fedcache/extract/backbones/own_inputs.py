@@ -190,7 +190,7 @@ def example_of(name: str, module: nn.Module) -> Tensor | None:
     if not isinstance(found, torch.Tensor) or not found.ndim or not found.numel():
         raise UsageError(
             f"{name} reads rows, but does not declare their shape and type.",
-            "Give the module the attribute example, a tensor like one row of the dataset. For example:  "
-            "example = torch.zeros(16000)",
+            "Add the attribute `example` to the module: a tensor with the shape and type of one row of the dataset. "
+            "For example:  example = torch.zeros(16000)",
         )
     return found.detach().cpu()

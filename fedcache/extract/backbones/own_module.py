@@ -90,8 +90,8 @@ def register(
 
     if not isinstance(module, nn.Module):
         raise UsageError(
-            f"A backbone is {type(module).__name__}, expected a name or a torch nn.Module.",
-            "See `fedcache backbones list`, or give a torch.nn.Module.",
+            f"A backbone must be a name or a torch.nn.Module, but got {type(module).__name__}.",
+            "For the names, see `fedcache backbones list`.",
         )
     label = name
     if label is None:
@@ -119,10 +119,10 @@ def derive(name: str, choice: Choice) -> Backbone:
     has_factory = ":" in name.removeprefix(MODULE)
     if has_factory and not in_memory and not may_be_run(name):
         raise StoreError(
-            f"A file refers to the Python code {name}. fedcache did not import it, because your command does not "
-            "name it.",
-            "If you trust this code, name it yourself in the same command: --backbone (predict, evaluate, "
-            f"export-model) or --backbones (extract, train), followed by {name}. In Python:  fc.backbone({name!r})",
+            f"A file refers to the Python code {name}. fedcache did not import this code, because your command does "
+            "not name it.",
+            f"If you trust this code, give {name} in the same command: with --backbone for predict, evaluate and "
+            f"export-model, with --backbones for extract and train. In Python:  fc.backbone({name!r})",
         )
     own = _own(name)
     transformed = own.transform is not None

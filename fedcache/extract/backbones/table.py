@@ -231,9 +231,9 @@ def load(
     if path is not None and weights.sha256 and content_sha256(path) != weights.sha256:
         # The cached digest is valid while the file's time and size are the same. A defect of the disk changes neither.
         raise CorruptionError(
-            f"{path} differs from the file whose sha256 is cached ({weights.sha256[:12]}).",
-            "If you changed the file, repeat the command with --rehash. Otherwise get the weights again: "
-            f"fedcache backbones info {shell_word(backbone.name)}",
+            f"{path} has changed since fedcache computed its sha256 ({weights.sha256[:12]}...).",
+            "If you changed the file, repeat the command with --rehash. Otherwise get the weights again from their "
+            f"source, which this command shows:  fedcache backbones info {shell_word(backbone.name)}",
         )
     encoder: FrozenEncoder = LOADERS[backbone.provider](
         backbone, weights, recipe, device=str(device), dtype=dtype

@@ -241,9 +241,9 @@ def load(
     unusable = int((~features.isfinite()).sum())
     if features.shape != (2, backbone.width) or unusable:
         raise MachineError(
-            f"{backbone.name} gives {list(features.shape)} for two texts, with {unusable} NaN or infinite numbers; "
-            f"expected [2, {backbone.width}] with none.",
-            "Get the folder again.",
+            f"For two texts, {backbone.name} gives features of shape {list(features.shape)} with {unusable} NaN or "
+            f"infinite numbers. Expected the shape [2, {backbone.width}] and only finite numbers.",
+            "Get the folder of the model again.",
         )
     return encoder
 

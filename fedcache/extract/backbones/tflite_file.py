@@ -75,7 +75,7 @@ class Graph:
                     break
                 return tensor
         raise UsageError(
-            f"{name} has no layer before a classifier.",
+            f"output={PENULTIMATE} is the input of the classifier, but in {name} no layer comes before a classifier.",
             f"--recipe {shell_word(name)}:output={shell_word(self.names[self.outputs[0]])}",
         )
 
@@ -220,8 +220,8 @@ def _opened(
     scales = detail["quantization_parameters"]["scales"]
     if len(scales) > 1 or np.dtype(detail["dtype"]).kind not in "iuf":
         raise UsageError(
-            f"The output {output} of {name} has {len(scales)} scales and the type {detail['dtype']}. "
-            "fedcache expects numbers with at most one scale.",
+            f"The output {output} of {name} has {len(scales)} quantisation scales and the type {detail['dtype']}. "
+            "Expected at most one scale, and integers or floating-point numbers.",
             f"--recipe {shell_word(name)}:output={PENULTIMATE}",
         )
     # Scale and zero point of a quantised output; both are 0 for an output of floats.

@@ -185,4 +185,4 @@ def _shape(model_name: str) -> tuple[Any, int]:
         except (RuntimeError, NotImplementedError):
             if device == "cpu":
                 raise
-    raise AssertionError("unreachable: the last device returns or raises")
+    raise AssertionError("unreachable: for the last device, the loop returns or raises an error")

@@ -103,8 +103,8 @@ def pinned(package: str, folder: str, files: Mapping[str, str]) -> list[Path]:
         path = Path(spec.submodule_search_locations[0], folder, name)
         if not path.is_file() or not file_sha256(path).startswith(digest):
             raise MachineError(
-                f"{path} is missing, or it is not the file that efficientnet-lite0-words was made with (sha256 "
-                f"{digest}...). Other words would give other features.",
+                f"{path} is missing, or is not the file that efficientnet-lite0-words was made with (its sha256 begins "
+                f"with {digest}). Another file would give other features.",
                 f"Install another version of the package: pip install {shell_word(package)}",
             )
         found.append(path)

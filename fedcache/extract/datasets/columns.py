@@ -197,9 +197,9 @@ def refuse_without_training(
     """Raise UsageError if the names of some files give a split, none of them train, and others would be left out."""
     if left_out and TRAIN not in splits:
         raise UsageError(
-            f"{where}: some file names contain a split, but none contains train. fedcache would therefore leave out "
-            f"{some_names(left_out, 4)}.",
-            "Rename the files of training rows so that their names contain train, as in train-0000.",
+            f"{where}: some file names contain the name of a split, but none contains train. The other files would "
+            f"be left out, because their split is unknown: {some_names(left_out, 4)}.",
+            "Rename the files of training rows so that their names contain train, for example train-0000.",
         )
 
 

@@ -283,8 +283,9 @@ def domain_column(index: NDArray[np.integer[Any]], domains: Sequence[str]) -> ND
     if len(domains) > np.iinfo(np.int16).max:
         first = domains[0]
         raise UsageError(
-            f"The dataset has {len(domains):,} domains, the first {first!r}; at most 32,767 are supported.",
-            "Give the meaning of the folder levels: --layout class, --layout domain/class or --layout 'class/*'",
+            f"The dataset has {len(domains):,} domains, but at most 32,767 are supported. The first is {first!r}.",
+            "If folders were wrongly read as domains, give the meaning of the folder levels: --layout class, "
+            "--layout domain/class or --layout 'class/*'",
         )
     return index.astype(np.int16)
 
@@ -343,8 +344,8 @@ def join(spec: str, members: Mapping[str, Dataset]) -> Dataset:
         if member.holds != first.holds:
             contents_of_both = f"{first_name} holds {first.holds} and {name} holds {member.holds}"
             raise UsageError(
-                f"{contents_of_both}, but a dataset can contain only one kind.",
-                "Extract each as a separate dataset",
+                f"{contents_of_both}, but all domains of a dataset must hold the same kind of data.",
+                "Extract them as separate datasets",
             )
         _check_classes(first_name, first, name, member)
     domains: list[str] = []

@@ -250,7 +250,8 @@ def unpack(archive: Path, place: Path) -> None:
                     leaves = path.is_absolute() or ".." in path.parts
                     if leaves or "\\" in name or "\0" in name or limit < 0:
                         raise _odd(
-                            archive, f"its entry {name[:80]!r} leaves its folder or is too large"
+                            archive,
+                            f"its entry {name[:80]!r} leads out of the target folder, or its content is too large",
                         )
                     target = place / path
                     target.parent.mkdir(parents=True, exist_ok=True)

@@ -81,8 +81,8 @@ def parse_layout(text: str) -> tuple[str, ...]:
         if near := closest(role, _ROLES, MISSPELT):
             raise UsageError(
                 f"Unknown layout level {role!r}. Did you mean {near!r}?",
-                "Levels are split, domain, class and *. A word that is not similar to one of them, such as "
-                "client, makes a group of that name.",
+                "Levels are split, domain, class and *. Any other word, such as client, makes a group of that "
+                "name, unless it is similar to one of these levels.",
             )
         if not SAFE.fullmatch(role):
             raise UsageError(

@@ -185,7 +185,7 @@ def _locate(place: str, context: Context) -> Path:
     if not root.exists():
         name = shell_word(place)
         raise MachineError(
-            f"The files of {place!r} were not found (looked in {root}, and for a path {place!r}).",
+            f"The files of {place!r} were not found: neither {root} nor a path {place!r} exists.",
             f"fedcache datasets pull hf:{name}   or --data {name}=DIR",
         )
     return root
@@ -360,8 +360,8 @@ def _image_column(file: RecordFile, request: DatasetRequest) -> str:
         elif with_bytes:
             what = "several columns that could be images"
         raise UsageError(
-            f"{path} has {what}: {shown[:300]}.",
-            "Images are columns of bytes, or of {bytes, path}; choose one with --images-key NAME",
+            f"{path} has {what}. Its first columns: {shown[:300]}.",
+            "A column of images holds bytes, or structs of bytes and path. Choose one with --images-key NAME",
         )
     return chosen
 
@@ -443,7 +443,7 @@ def image_bytes(values: Any, at: int) -> bytes:
     """The encoded image at index ``at`` of a column from ``only_bytes``; raises ``BadImage`` if there is no image."""
     image = values[at].as_py()
     if not isinstance(image, bytes):
-        raise BadImage("its row contains no image data, at most a path")
+        raise BadImage("its row contains no image data; a path alone is not enough")
     return image
 
 

@@ -104,7 +104,7 @@ def _by_split(source: Any) -> list[tuple[int | None, Any]]:
     if wrong or not source:
         keys = ", ".join(map(repr, list(source)[:5]))
         raise UsageError(
-            f"The dictionary has the keys {keys}, which are not all splits.",
+            f"Every key of the dictionary must be the name of a split, but got {keys}.",
             f"Expected {_EXPECTED}",
         )
     parts = []

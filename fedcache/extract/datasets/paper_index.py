@@ -347,7 +347,9 @@ def _check_order(path: Path, paper: Paper, spelled: Mapping[int, str]) -> None:
         known += 1
         if label != expected:
             name = paper.classes[label]
-            raise damaged(path, f"its label {label} is {word!r}; expected {name!r}")
+            raise damaged(
+                path, f"it gives label {label} the class name {word!r}; expected {name!r}"
+            )
     # If fewer than half of the names are known, the list belongs to another dataset.
     if 2 * known < len(spelled):
         example = next(iter(spelled.values()))

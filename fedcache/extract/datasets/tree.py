@@ -116,7 +116,7 @@ class Tree:
             return source.read(0)
         except BadImage as error:
             raise UsageError(
-                f"{root}/{name} cannot be read: {error}.", "Write the table again."
+                f"The table {root}/{name} cannot be read: {error}.", "Write the table again."
             ) from None
 
 
@@ -241,7 +241,7 @@ def _walk(
             raise UsageError(
                 f"{root} has more than {archives.MAX_ENTRIES:,} files and folders. Files and folders behind links "
                 "also count.",
-                "Remove links between its folders, or split it",
+                "Remove links between folders of the dataset, or split the dataset",
             )
         for entry in listed:
             relative = prefix + entry.name

@@ -232,8 +232,8 @@ def _read_shard(top: Path, path: Path, request: DatasetRequest, unused: Counter[
         usual = sorted(ending[1:] for ending in EXTENSIONS)
         examples = ", ".join(usual[:8])
         raise UsageError(
-            f"{path} contains no images: its samples have the parts {shown}.",
-            f"Expected parts such as {examples}; choose one with --images-key ENDING",
+            f"{path} contains no images. The files of its samples have the endings {shown}.",
+            f"Expected endings such as {examples}. Choose one with --images-key ENDING",
         )
     keys = sorted(images)
     numbers = np.array([images[sample] for sample in keys], dtype=np.int64)
@@ -346,9 +346,9 @@ def _check_captions(labels: Any) -> None:
     if mostly_different and any(" " in word for word in labels.words):
         example = labels.words[0][:60]
         raise UsageError(
-            f"{different:,} of {known:,} samples have different texts, such as {example!r}. Such texts "
-            "are captions, not classes.",
-            "--label-key FIELD   selects a field of .json; --label-key cls selects the .cls file",
+            f"The {known:,} samples with a text have {different:,} different texts, such as {example!r}. So these "
+            "texts are captions, not classes.",
+            "--label-key FIELD   selects a field of the .json files; --label-key cls selects the .cls files",
         )
 
 

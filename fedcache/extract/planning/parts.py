@@ -43,7 +43,8 @@ def parse_part(text: str, observer: Observer) -> StorePart:
         if named:
             why = "both SLURM_ARRAY_TASK_ID and RANK with WORLD_SIZE are set"
         raise UsageError(
-            f"--part auto reads the variables of the job, but {why}.", f"Give the part:  {EXAMPLE}"
+            f"--part auto reads environment variables of a cluster job, but {why}.",
+            f"Give the part:  {EXAMPLE}",
         )
     ((variables, part),) = named.items()
     observer.note(f"This is {part}, from {variables}.")
@@ -51,7 +52,7 @@ def parse_part(text: str, observer: Observer) -> StorePart:
 
 
 def _parts_of_variables() -> dict[str, StorePart]:
-    """The parts that the variables of a job give, by a phrase that names them. Raises UsageError for wrong values."""
+    """Phrase that names environment variables of a job -> the part they give. Raises UsageError for wrong values."""
     named = {}
     if SLURM in os.environ:
         task = _number(SLURM)
@@ -66,8 +67,8 @@ def _parts_of_variables() -> dict[str, StorePart]:
         index, remainder = divmod(task - low, step)
         if not is_range or remainder or not 0 <= index < count or count < 2:
             raise UsageError(
-                f"--part auto cannot find the part of task {task} of a Slurm array of "
-                f"{count} from {low} to {high}.",
+                f"--part auto cannot find the part of Slurm task {task}. Expected at least 2 tasks with evenly spaced "
+                f"numbers, but the array has {count}, with numbers from {low} to {high}.",
                 f"Give the part:  {EXAMPLE}",
             )
         named[f"{SLURM} {task} and SLURM_ARRAY_TASK_COUNT {count}"] = StorePart(index + 1, count)

@@ -407,8 +407,8 @@ def check_backbone(name: str, given: dict[str, Path], home: Home) -> dict[str, o
         unusable = int((~features.isfinite()).sum())
         if features.shape != (2, backbone.width) or unusable:
             raise MachineError(
-                f"{name} gives {list(features.shape)} for two images, with {unusable} NaN or infinite numbers; "
-                f"expected [2, {backbone.width}] with none.",
+                f"For two images, {name} gives features of shape {list(features.shape)} with {unusable} NaN or "
+                f"infinite numbers. Expected the shape [2, {backbone.width}] and only finite numbers.",
                 "The weights file is damaged or belongs to another model; import it again.",
             )
     return {

@@ -195,7 +195,7 @@ def test_an_imported_file_that_was_changed_is_not_loaded(find, own_home, tmp_pat
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert find(RESNET) == before
     corruption(
-        lambda: load(row, before, row.recipe), "differs from the file whose sha256 is cached"
+        lambda: load(row, before, row.recipe), "has changed since fedcache computed its sha256"
     )
     os.utime(path)  # now it is read anew, and the seal is not what it was
     corruption(

@@ -109,7 +109,7 @@ def test_features_that_depend_on_the_batch_are_refused(saved, monkeypatch):
     monkeypatch.setattr(transformers.ViTModel, "forward", centred)
     refused(
         lambda: lookup(f"hf:{saved['vit']}"),
-        "hf:vit gives an item other features if the other items of its batch change",
+        "The features that hf:vit gives an item depend on the other items of its batch",
     )
 
 

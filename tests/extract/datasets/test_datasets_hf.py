@@ -170,7 +170,7 @@ def test_rows_without_bytes_and_damaged_pages_are_bad_images(tmp_path):
         write(tmp_path / "a.parquet", table(range(20)).set_column(0, "image", pa.array(lost)))
     )
     assert "1 cannot be read and will be skipped and listed" in data.reading
-    bad_image(data.source.read, 3, "at most a path")
+    bad_image(data.source.read, 3, "a path alone is not enough")
     path = tmp_path / "b.parquet"
     pq.write_table(
         table(range(20)), path, row_group_size=5, compression="none", write_page_checksum=True
