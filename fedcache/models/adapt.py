@@ -265,7 +265,10 @@ class Adapter:
         settings = resolve(name, given)
         facts = predictor.members[0].facts
         if len(predictor.members) > 1:
-            raise UsageError("--adapt adapts the model of one seed.", f"--seed {facts.seed}")
+            raise UsageError(
+                "--adapt needs the model of a single seed, but this run has several seeds.",
+                f"--seed {facts.seed}",
+            )
         if predictor.deployed[0].method.by_similarity(facts.hp):
             raise UsageError(
                 f"{facts.method} predicts by similarity to prototypes, but --adapt needs class scores.",
@@ -290,8 +293,8 @@ class Adapter:
             unequal = np.ptp(length) > UNIT_TEXTS * length.max()
             if unequal or bool(head.b.any()) or not length.all():
                 raise UsageError(
-                    f"--adapt tda needs scores that are cosines with class texts, but {facts.method} has a "
-                    "head with a bias or with rows of different lengths.",
+                    f"--adapt tda needs scores that are cosines with class texts. {facts.method} has other scores, "
+                    "because its head has a bias or rows of different lengths.",
                     "--adapt t3a",
                 )
         return cls(name, settings, predictor, head)

@@ -280,8 +280,8 @@ def test_a_personal_model_and_a_file_of_embeddings(store, tmp_path):
     [
         ("fed3r", "t3a --client-prior counts", "cannot be combined"),
         ("fed3r", "t3a --coverage 0.8", "cannot be combined"),
-        ("fed3r", "t3a --seed all", "one seed"),
-        ("fed3r", "tda", "bias or with rows of different lengths"),
+        ("fed3r", "t3a --seed all", "a single seed, but this run has several seeds"),
+        ("fed3r", "tda", "bias or rows of different lengths"),
         ("fed3r", "shot", "Known: t3a, tda, tent"),
         ("fed3r", "t3a --set lr=1", "setting of t3a"),
         ("fed3r", "t3a --set batch=0", "expected an integer of at least 1"),

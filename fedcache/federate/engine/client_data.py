@@ -470,7 +470,7 @@ class Data:
             if found != expected:
                 features = tuple(self.x.shape)
                 raise StoreError(
-                    f"{name} has shape {found}, expected {expected}, because the features are {features} for "
+                    f"{name} has shape {found}, expected {expected}: the features have shape {features}, and there are "
                     f"{self.classes} classes.",
                     "Text features and image features must come from the same backbone. To see them: fedcache inspect",
                 )

@@ -515,7 +515,8 @@ def generalisation_bound(
     if dimension >= limit:
         needed = math.floor(dimension / math.e) + 1
         raise UsageError(
-            f"The bound needs d < e N, found d = {dimension} and e N = {limit:.1f} ({rows} rows).",
+            f"The generalisation bound needs d < e N, with d = {dimension} (VC dimension of the head), N = {rows} "
+            f"(training rows) and e = 2.718. Here e N is {limit:.1f}.",
             f"Use at least {needed} rows, or a head of fewer dimensions.",
         )
     capacity = math.sqrt(dimension / rows * math.log(math.e * rows / dimension))

@@ -243,7 +243,7 @@ def run_points(
         _check(method, hp, spec.clients, spec.rounds)
         if structure(method, hp) != structure(method, hps[0]):
             raise InternalError(
-                "Configurations that are trained together differ in hyperparameters that are not floats.",
+                "Configurations that are trained together may differ only in floats, but these differ in other values.",
                 "Please report this.",
             )
     if method.one_shot:

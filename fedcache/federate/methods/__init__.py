@@ -84,7 +84,7 @@ def plugin_method(name: str) -> Method:
             found = f"a {type(method).__name__}"
         raise UsageError(
             f"The plug-in method {name!r} of {plugin.origin} is {found}.",
-            f"The entry point {name!r} must name a fedcache.Method that is called {name!r}.",
+            f"The entry point {name!r} must refer to a fedcache.Method with name={name!r}.",
         )
     return method
 

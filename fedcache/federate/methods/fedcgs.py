@@ -122,7 +122,8 @@ def covariance(up: Tree, cov: str) -> torch.Tensor:
     if free < 1:
         rows = float(n.sum())
         raise FederatedRunError(
-            f"cov={cov} needs more rows than means, but the clients have {rows:.0f} rows and {rows - free:.0f} means.",
+            f"cov={cov} subtracts {rows - free:.0f} means from the rows and needs more rows than means, but the "
+            f"clients have {rows:.0f} rows.",
             "Use more rows, or a method without covariances: --method fedncm",
         )
     return (G - between.mT @ between) / free

@@ -145,14 +145,15 @@ def _fitted(z: np.ndarray, k: int, cov: str, ctx: Ctx, seed: int) -> Gaussians:
     largest = max(np.abs(made.mean).max(), np.abs(made.scale).max())
     if largest > 65_504:
         raise FederatedRunError(
-            f"Features reach {np.abs(z).max():.3g}, and FedPFT sends 16-bit numbers, which end at 65504.",
+            f"The largest absolute value of a feature is {np.abs(z).max():.3g}, but FedPFT sends 16-bit numbers, which "
+            "cannot be larger than 65504.",
             SCALE,
         )
     becomes_zero = (made.mean != 0.0) & (made.mean.astype(np.float16) == 0.0)
     if np.mean(becomes_zero) > 0.5:
         raise FederatedRunError(
-            f"Features reach {np.abs(z).max():.3g}, and FedPFT sends 16-bit numbers, which begin at 6e-08, so most "
-            "means would be sent as 0.",
+            f"Most means would be sent as 0. The largest absolute value of a feature is {np.abs(z).max():.3g}, and "
+            "FedPFT sends 16-bit numbers, whose smallest value above 0 is 6e-08.",
             SCALE,
         )
     return made

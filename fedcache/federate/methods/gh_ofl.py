@@ -201,9 +201,9 @@ def regular_factor(S: Tensor, size: Tensor) -> Tensor:
     factor, regular = factored(S, size)
     if not regular.all():
         raise FederatedRunError(
-            "A covariance is not positive definite: some features are constant, or sums of others, or outnumber the "
-            "rows.",
-            "Shrink more, for example --set shrink=0.2",
+            "A covariance is not positive definite: some features are constant or sums of other features, or there "
+            "are more features than rows.",
+            "Use more shrinkage, for example --set shrink=0.2",
         )
     return factor
 

@@ -49,8 +49,8 @@ def of_ids(columns: Columns, ids: Any, *, seed: int = 0, **arguments: object) ->
     rows = len(columns.label)
     if found != rows:
         raise UsageError(
-            f"{found} clients are given, but the store has {rows} rows.",
-            "Give one client per row, in the order of Store.samples.name, or None for a row without a client.",
+            f"Expected a client for each of the {rows} rows of the store, but got {found} values.",
+            "Give one client per row, in the order of Store.samples.name. Give None for a row without a client.",
         )
     if arguments.pop("by", COLUMN) != COLUMN:
         raise UsageError(
@@ -232,7 +232,7 @@ def _rows(name: str, rows: Sequence[int] | np.ndarray, count: int) -> np.ndarray
     if found.ndim != 1 or found.dtype.kind not in "iu":
         raise UsageError(
             f"The rows of client {name!r} are an array of {found.dtype} with shape {found.shape}.",
-            f"Give row numbers from 0 to {count - 1}, at least one, or {count} truth values.",
+            f"Give one or more row numbers from 0 to {count - 1}, or {count} truth values, one for each row.",
         )
     outside = found[(found < 0) | (found >= count)]
     if len(outside):

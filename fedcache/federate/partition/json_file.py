@@ -293,7 +293,7 @@ def decode(content: Content, arrays: Arrays, origin: str) -> dict[str, Any]:
     """
     clients = content["clients"]
     if not isinstance(clients, dict) or clients.keys() != {"count", "names"}:
-        raise corrupt(origin, "clients should be count and names")
+        raise corrupt(origin, "clients should have exactly the keys count and names")
     count = clients["count"]
     names = clients["names"]
     if type(count) is not int:
@@ -353,7 +353,7 @@ def _matched(arrays: Arrays, count: int, origin: str) -> MatchedLists:
     if len(taken) != len(classes.rows) or (taken > sizes[classes.rows]).any():
         raise corrupt(
             origin,
-            "taken should be a number of rows for each class of a client, no more than the class has",
+            "taken should hold one number for each class of each client, at most the number of rows of this class",
         )
     if len(sorted_once(order)) < len(order):
         raise corrupt(origin, "order should hold each row once")

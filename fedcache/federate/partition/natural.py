@@ -67,8 +67,8 @@ def deal_natural(pool: RowPool, args: Values, streams: Streams) -> Dealt:
         first = given[0]
         schemes = " | ".join(SCHEMES)
         raise UsageError(
-            f"{first} applies only to a scheme that divides the rows of each value of {by}, but no scheme was given.",
-            f"--by {shell_word(by)} --scheme {schemes}; without {first}, every value is one client",
+            f"The argument {first} needs a scheme, which divides the rows of each value of {by}; no scheme was given.",
+            f"--by {shell_word(by)} --scheme {schemes}; or leave out {first}, so that every value is one client",
         )
     # A given ``within`` looks like the default here; ``with_column`` refuses it.
     if args["hold_out"] is not None and args["tests"] != "within":

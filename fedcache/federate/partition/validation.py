@@ -74,7 +74,8 @@ def with_validation(
     rows = rows[~is_among(rows, assigned)]
     if not len(rows):
         raise UsageError(
-            "The dataset has no validation row that can be scored with these clients.",
+            "The dataset has no validation row for these clients: its validation split is empty, or its rows belong to "
+            "other domains or clients, or are already used for training or testing.",
             "Use a share of the training rows:  --validation 0.2",
         )
     if by is None or not per_client:

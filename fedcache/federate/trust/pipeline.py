@@ -311,7 +311,7 @@ class UploadPool:
                 return rule
         raise InternalError(
             f"The method does not declare how to combine the upload {name!r}.",
-            "Add the prefix of its name to the method's pool.",
+            "In the pool of the Method, add an entry for a prefix of this name.",
         )
 
     def add(self, up: Tree, weight: float, client: int, scale: float = 1.0) -> None:

@@ -269,7 +269,8 @@ def parse_privacy(
         if bound is None:
             missing = "--dp-clip"
         raise UsageError(
-            f"{missing} is missing. --dp-noise is a multiple of --dp-clip, so both are needed.",
+            f"{missing} is missing. Both are needed: the noise has a standard deviation of --dp-noise times "
+            "--dp-clip.",
             f"Add {missing} 1",
         )
     if delta is None:

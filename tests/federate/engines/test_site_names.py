@@ -89,7 +89,10 @@ def test_without_keys_names_are_bound_for_one_run_and_that_is_said(grid, tmp_pat
 def test_a_damaged_table_is_refused(damage, names, grid, tmp_path):
     assert names.path is not None
     names.path.write_bytes(damage(names.path.read_bytes()))
-    corruption(lambda: run(grid, tmp_path / "later", names), "This file assigns site names to keys")
+    corruption(
+        lambda: run(grid, tmp_path / "later", names),
+        "This file records which key owns each site name",
+    )
 
 
 @examples(25, 300)

@@ -183,7 +183,9 @@ def _values(raw: RawTensor, rows: RawTensor | None, shape: tuple[int, ...]) -> n
     if sound and len(sent):
         sound = sent[0] >= 0 and sent[-1] < count and bool((np.diff(sent) > 0).all())
     if not sound:
-        raise MalformedError("the numbers of the sent rows are not rows of the tensor")
+        raise MalformedError(
+            "the sent rows, or their row numbers, do not fit the shape of the tensor"
+        )
     out = np.zeros((count, shape[-1]), values.dtype)
     out[sent] = values
     return out.reshape(shape)

@@ -91,9 +91,9 @@ def check_suited(method: Method, hp: Hp, config: TrainConfig) -> None:
         )
     if config.dp_clip is not None or config.dp_noise is not None:
         raise UsageError(
-            "--dp-clip protects only uploads. Sites also report their numbers of rows, classes and correct "
-            "predictions, and see in which rounds they take part.",
-            f"{simulation} --dp-clip 1 --dp-noise 1 --dp-seed 0   shows the cost of noise",
+            "--dp-clip and --dp-noise cannot be used over sites, because they protect only uploads. Sites also report "
+            "their numbers of rows, classes and correct predictions, and see in which rounds they take part.",
+            f"{simulation} --dp-clip 1 --dp-noise 1 --dp-seed 0   shows how much accuracy the noise costs",
         )
     # Sampling and timing are options of a simulation, so only their defaults are accepted.
     plain = TrainConfig()
@@ -246,9 +246,9 @@ class Plan:
             )
         if method.one_shot and len(parse_seeds(self.train.seeds)) > 1:
             raise UsageError(
-                f"--secure allows only one seed of {method.name}, because its sites send the same upload for "
-                "every seed. If a site drops out between two seeds, the difference of the sums reveals its "
-                "upload.",
+                f"--secure allows only one seed of {method.name}, because a site sends the same upload for every seed. "
+                "If a site drops out after one seed, the sums of two seeds differ by the upload of this site, and "
+                "so reveal it.",
                 "--seeds 0",
             )
         if not 0 < self.secure_bound < float("inf"):

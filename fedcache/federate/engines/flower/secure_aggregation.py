@@ -224,7 +224,9 @@ def least_sites(message: Message, context: Context, call_next: ClientAppCallable
         is_complete = sites >= LEAST_SITES and shares == sites
         if not is_secret or not is_complete:
             raise ValueError(
-                f"a threshold of {needed} of {shares} shares among {sites} sites does not hide an upload"
+                f"secure aggregation among {sites} sites, with {shares} shares and a threshold of {needed}, does not "
+                f"hide an upload: expected {LEAST_SITES} sites or more, one share for each site, and a threshold of "
+                f"at least {LEAST_SITES} and of more than half of the shares"
             )
     return call_next(message, context)
 

@@ -617,9 +617,9 @@ def _check_model_was_usable(
     count = f"{len(turned)} of {sampled} sites"
     why = reasons[turned[0]].rstrip(".")
     raise FederatedRunError(
-        f"Round {number}: the uploads of {count} are invalid, although these sites sent valid uploads in round "
-        f"{before}. The cause is therefore the model after round {before}, not the sites. One upload is invalid "
-        f"because {why}.",
+        f"Round {number}: the uploads of {count} are invalid. The cause is the model that the server made in "
+        f"round {before}, not the sites, because their uploads in that round were valid. One upload is invalid "
+        f"now because {why}.",
         "Start again with a robust rule, for example --aggregate median, or with a lower learning rate.",
     )
 

@@ -265,7 +265,9 @@ class StoredClientMemory:
             ) from error
         if found is None:
             raise FederatedRunError(
-                f"Site {self.client!r} no longer has its state after round {round_}.", hint
+                f"The state of site {self.client!r} after round {round_} is missing, so the site cannot "
+                "resume from it.",
+                hint,
             )
         return found.tensors
 

@@ -48,8 +48,8 @@ class SiteNames:
             found = read_sealed(self.path, WHAT)
         except CorruptionError as error:
             raise CorruptionError(
-                f"{error.message} This file assigns site names to keys.",
-                "Restore the file or remove it. After a removal, each name belongs to the next key that uses it.",
+                f"{error.message} This file records which key owns each site name.",
+                "Restore or remove the file. Once it is removed, a name belongs to the first key that uses it.",
             ) from error
         if found is None:
             return {}

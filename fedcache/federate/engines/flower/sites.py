@@ -141,12 +141,13 @@ class SiteFacts:
         if train + made.test > made.ok or made.ok > made.rows:
             store = f"a store of {made.rows:,} rows, {made.ok:,} of them readable"
             raise ValueError(
-                f"it has {train:,} training rows and {made.test:,} test rows, in {store}"
+                f"{train:,} training rows and {made.test:,} test rows are impossible in {store}"
             )
         classes = len(made.classes)
         if made.owned > min(train, classes):
             raise ValueError(
-                f"it reports {made.owned} of {classes} classes, but only {train} training rows"
+                f"it reports training rows of {made.owned} classes, but has only {classes} classes and {train} "
+                "training rows"
             )
         return made
 

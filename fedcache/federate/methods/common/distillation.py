@@ -177,8 +177,8 @@ def check(hp: Hp, ctx: Ctx) -> None:
     if with_queue and (size > rows or size % whole):
         nearest = max(min(rows, size) // whole, 1) * whole
         raise UsageError(
-            f"queue={size} must be a multiple of the {whole} rows of a batch (esd_batch={batch}) and at most the "
-            f"{rows} public rows.",
+            f"queue={size} must be a multiple of {whole}, the number of rows in a batch (esd_batch={batch}), and at "
+            f"most {rows}, the number of public rows.",
             f"For example --set queue={nearest}, or --set anchors=all.",
         )
     steps = -(-rows // batch)
@@ -193,8 +193,8 @@ def check(hp: Hp, ctx: Ctx) -> None:
     filled_again = with_queue and not hp["queue_warm"]
     if filled_again and steps <= size // whole:
         raise UsageError(
-            f"queue_warm=false fills queue={size} again in every epoch, which takes all {steps} batches "
-            f"of the {rows} public rows, so no step is left for training.",
+            f"With queue_warm=false, the queue is filled again in every epoch. For queue={size} this takes all {steps} "
+            f"batches of the {rows} public rows, so no step is left for training.",
             "For example --set queue_warm=true, or smaller values of queue and esd_batch.",
         )
 

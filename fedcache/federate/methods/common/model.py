@@ -323,7 +323,7 @@ def check(hp: Hp, ctx: Ctx) -> None:
         )
     if how in ("text", "zero") and head != "linear":
         raise UsageError(
-            f"init={how} sets the classifier on the features, but head={head} has a projection before it.",
+            f"init={how} needs a classifier that reads the features directly, but head={head} projects them first.",
             f"Use --set head=linear --set init={how}, or --set init=shared.",
         )
 

@@ -217,8 +217,8 @@ def class_names(ctx: Ctx, n: int) -> Names:
             if ctx.hp.get("ctx_init") == "words":
                 fix = f"--set ctx_init=normal {fix}"
         raise UsageError(
-            f"The prompt of class {longest!r} has {n} context vectors, a name of at least {last - 1} tokens,"
-            f" a start and an end. {ctx.towers.name} reads only {tower.context} tokens.",
+            f"{ctx.towers.name} reads only {tower.context} tokens, so the prompt of class {longest!r} is too long: a "
+            f"start token, {n} context vectors, a class name of at least {last - 1} tokens and an end token.",
             fix,
         )
     index, ends = slots(end, n, tower.context, str(ctx.hp["ctx_pos"]))
