@@ -125,27 +125,27 @@ def scheme_of_file(file: Mapping[str, Record]) -> tuple[str, ...]:
 
 @cache
 def preset_names() -> tuple[str, ...]:
-    """The names of all ready grids."""
+    """The names of all predefined grids."""
     names = [file.name for file in _folder().iterdir()]
     return tuple(sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml")))
 
 
 def find_preset(name: str) -> GridPreset:
-    """The ready grid of that name.
+    """The predefined grid of that name.
 
     Raises UsageError with "did you mean" for an unknown name; InternalError for a wrong file.
     """
     if name not in preset_names():
         names = [*preset_names(), "list"]
         hint = "fedcache grid --ready list   shows all"
-        raise unknown("ready grid", name, names, hint=hint)
+        raise unknown("predefined grid", name, names, hint=hint)
     file = _folder() / f"{name}.toml"
     data = tomllib.loads(file.read_text(encoding="utf-8"))
     known = {f.name for f in fields(GridPreset)} - {"name"}
     wrong = sorted(set(data) - known)
     if wrong:
         raise InternalError(
-            f"The ready grid {name}.toml has an unknown key {wrong[0]!r}.", "Please report it."
+            f"The predefined grid {name}.toml has an unknown key {wrong[0]!r}.", "Please report it."
         )
     data["sweep"] = {k: tuple(v) for k, v in data["sweep"].items()}
     for key in ("methods", "notes"):

@@ -102,7 +102,7 @@ def _by_split(source: Any) -> list[tuple[int | None, Any]]:
         return [(None, _checked(source))]
     wrong = [name for name in source if str(name).lower() not in SPLIT_WORDS]
     if wrong or not source:
-        keys = ", ".join(map(repr, list(source)[:5]))
+        keys = ", ".join(map(repr, wrong[:5])) or "an empty dictionary"
         raise UsageError(
             f"Every key of the dictionary must be the name of a split, but got {keys}.",
             f"Expected {_EXPECTED}",

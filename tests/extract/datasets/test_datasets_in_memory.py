@@ -95,6 +95,8 @@ def test_a_torch_dataset_has_its_class_names_and_random_pixels_are_refused():
         ([(RGB[0] / 255, 0)], ["float64", "row 0"]),
         ([("photo.png", 0)], ["Image 0", "str"]),
         ([], ["no images"]),
+        ({}, ["got an empty dictionary"]),
+        ({"train": [(RGB[0], 0)], "photos": []}, ["got 'photos'."]),
         (7, ["int"]),
         (iter([(RGB[0], 0)]), ["rows"]),
         (DataLoader(TensorDataset(torch.from_numpy(RGB))), ["DataLoader", ".dataset"]),

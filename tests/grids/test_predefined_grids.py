@@ -1,4 +1,4 @@
-"""Every ready grid expands: its methods, values and backbones exist, and its partitions fit data like digits."""
+"""Every predefined grid expands: its methods, values and backbones exist, and its partitions fit data like digits."""
 
 import pytest
 from command import ok
@@ -46,7 +46,7 @@ def test_a_ready_grid_expands(name):
             tried.add(repr(part))
 
 
-def test_ready_grids_of_a_table_have_its_partition():
+def test_predefined_grids_of_a_table_have_its_partition():
     for name, entry, datasets in (
         ("fst-terms", "fst-table3", ["CIFAR-10"]),
         ("fst-sampling", "fst-table4", ["CIFAR-10", "CIFAR-100"]),
