@@ -481,7 +481,7 @@ def encoders_of(model: SavedModel, home: Home, given: Mapping[str, Path]) -> Fro
     except UsageError as error:
         name = item.backbone.name
         raise refused(
-            f"its encoders are those of {name}, which cannot be used here ({error.message})"
+            f"it uses the encoders of {name}, but {name} cannot read trained prompts ({error.message})"
         ) from error
 
 

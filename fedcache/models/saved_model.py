@@ -211,7 +211,7 @@ def refused(fault: str) -> StoreError:
 def check_format(found: Any) -> None:
     """Refuse a format that is not a number, or that a later fedcache wrote. Raises StoreError."""
     if type(found) is not int or not 1 <= found <= NEWEST:
-        raise refused(f"its format is {_shown(found)}")
+        raise refused(f"its format is {_shown(found)}, expected a number from 1 to {FORMAT}")
     if found > FORMAT:
         raise StoreError(f"The model has format {found}, expected {FORMAT}.", "Upgrade fedcache.")
 
@@ -323,7 +323,7 @@ def check_facts(facts: Record) -> None:
     known = {**LATER, **facts}
     for name, kind in FACTS.items():
         if name not in known:
-            raise refused(f"its {name} is missing")
+            raise refused(f"its metadata lacks {name}")
         if not kind.allows(known[name]):
             raise refused(f"{name} is {_shown(known[name])}, expected {kind.words}")
     classes = known["classes"]
@@ -336,7 +336,9 @@ def check_facts(facts: Record) -> None:
     for name, counts in legal.items():
         found = len(known[name])
         if not count or found not in counts:
-            raise refused(f"there are {count} keys, but {found} {name}")
+            raise refused(
+                f"it has {count} keys of feature sets and {found} {name}, which do not fit together"
+            )
     for key, recipe in zip(known["keys"], known["recipes"], strict=False):
         _check_recipe(key, recipe)
     for how in known["computed"]:
@@ -390,7 +392,8 @@ def _check_encoder(known: Record) -> None:
         return
     if encoder >= len(recipes) or "size" not in recipes[encoder]:
         raise refused(
-            f"its encoder uses recipe number {encoder}, but it has {len(recipes)} recipes"
+            f"its encoder has the number {encoder}, which is not the number of a backbone among its {len(recipes)} "
+            "recipes (numbers begin at 0)"
         )
     if template is None or template.count("{}") != 1:
         raise refused(
@@ -442,19 +445,18 @@ def check_tensors(facts: Any, tensors: Mapping[str, Tensor], *, stacked: bool) -
             one_per_feature = t.dtype == torch.float64 and tuple(t.shape) == (facts.width,)
             if not one_per_feature or not bool(t.isfinite().all()):
                 raise refused(
-                    f"feat_post {facts.feat_post} needs {name} with {facts.width} numbers, but the tensor is missing "
-                    "or has another shape"
+                    f"the setting feat_post={facts.feat_post} needs a tensor {name} of {facts.width} finite float64 "
+                    "numbers, but the file has no such tensor"
                 )
         if not bool((tensors["features/scale"] > 0).all()):
             raise refused("features/scale contains numbers that are not above 0")
     text = tensors.get("features/text")
     classes = len(facts.classes)
     if text is not None:
-        shape = list(text.shape)
         one_per_class = text.dim() == 2 and len(text) == classes
         if not one_per_class or not text.is_floating_point():
             raise refused(
-                f"features/text has shape {shape}, expected a row for each of {classes} classes"
+                f"features/text is {type_of(text)}, expected a row of floats for each of {classes} classes"
             )
     for name in tensors:
         if not name.startswith(("server/", PREFIX)) and name not in expected:
@@ -493,7 +495,7 @@ def _check_stacks(facts: Any, tensors: Mapping[str, Tensor], *, stacked: bool) -
         stacked_rows = group in rows and t.dim() >= 1
         if not stacked_rows or len(t) != rows[group]:
             raise refused(
-                f"{name} has shape {list(t.shape)}, expected a row for each client of its group"
+                f"{name} has shape {list(t.shape)}, expected a row for each client in {PREFIX}{group}/number"
             )
     # Files of format 1 have no tensors for a client whose model equals the server's.
     saved = sorted(facts.saved.values())
@@ -688,12 +690,12 @@ class SavedModel:
                 raise StoreError(
                     f"{path} is not the model file of a run. It may be an exported head or another "
                     "safetensors file.",
-                    "Give the directory of the run; fedcache runs list lists them.",
+                    "Give the directory of a run. `fedcache runs list` shows all runs.",
                 ) from error
             raise CorruptionError(
                 error.message,
-                "To write the file again, run the command of the run with --fresh. For a new client:  fedcache "
-                "personalise --help",
+                "To write the file again, repeat the command that trained the run, and add --fresh. To write the model "
+                "of a new client again:  fedcache personalise --help",
             ) from error
         if sealed is None:
             raise StoreError(
@@ -972,7 +974,8 @@ def check_settings(method: Method, hp: Record, protocol: str) -> None:
         raise refused(f"{method.name} has missing hyperparameters ({reason(error)})") from error
     if protocol != expected:
         raise refused(
-            f"its protocol is {protocol}, but {method.name} with its settings has {expected}"
+            f"its protocol is {protocol}, but {method.name} with the hyperparameters in the file has the protocol "
+            f"{expected}"
         )
 
 
@@ -1447,11 +1450,13 @@ def settled(model: SavedModel, method: Method, settings: Record) -> Facts:
                 ", because it trained one global model. A new client can use this model unchanged."
             )
         raise UsageError(
-            f"{facts.method} has no personal part{why}", "fedcache predict RUN --store SHARD"
+            f"{facts.method} makes no personal models{why}",
+            "To use the model of the run on the store of a client:  fedcache predict RUN --store SHARD",
         )
     if method.reads_test(hp):
         raise UsageError(
-            f"The models of {facts.method} adapt to labelled test rows, but a new client has no such rows.",
+            f"No model can be made for a new client, because the models of {facts.method} adapt to labelled test rows, "
+            "and a new client has no such rows.",
             "--set adapt_on=train",
         )
     return hp
@@ -1547,7 +1552,8 @@ def personalise(
             raise
         words = ", ".join(f"{k}={v}" for k, v in settings.items())
         raise UsageError(
-            f"{words} does not fit what the server of the run sends to clients: {error}",
+            f"{words} cannot be used, because it does not fit the tensors that the server of the run sends to clients: "
+            f"{error}",
             "Leave --set out.",
         ) from error
     personal = DeployedModel(method, deployed, part, no_training_rows(method.name), ctx)

@@ -631,8 +631,9 @@ def write_onnx(out: Path, parts: Parts) -> Facts:
         found = f"scores of {method} differ by {gap.scores:.1g} and probabilities by {gap.probabilities:.1g}"
         expected = f"{accepted.scores:.1g} and {accepted.probabilities:.1g}"
         raise MachineError(
-            f"In onnxruntime and torch, {found}, expected at most {expected}. Nothing is written.",
-            "fedcache export-model RUN -o model.pt2",
+            f"The exported model gives other results in onnxruntime than in torch: {found}, expected at most "
+            f"{expected}. Nothing is written.",
+            "fedcache export-model RUN -o model.pt2   writes a program for torch.",
         )
     write_output(out, raw)
     return _facts_of_program(parts, gap)
