@@ -874,8 +874,8 @@ def check_metric(metric: str, over: str) -> None:
         block = over.removesuffix("s")
         known = ", ".join(METRICS[over])
         raise UsageError(
-            f"The score {metric} cannot be compared over {over}, because results contain only its mean over seeds "
-            f"and no value for each {block}.",
+            f"The score {metric} cannot be compared over {over}. Such a comparison needs a value for each {block}, but "
+            f"a result contains only the mean of {metric} over seeds.",
             f"Use --over settings with this score. Scores for --over {over}: {known}.",
         )
 
@@ -1100,8 +1100,8 @@ def across(entries: Sequence[StoredRun], metric: str) -> PairedBlocks:
         methods = counted(len(by_label), "method")
         settings = counted(len(wheres), "setting")
         raise UsageError(
-            f"A comparison needs two methods that both have {metric} in two common settings. No pair of the "
-            f"{methods} has this in the {settings}.",
+            f"A comparison over settings needs two methods and two settings, with {metric} for both methods in both "
+            f"settings. The given runs ({methods}, {settings}) do not contain this.",
             "Train the same methods on another dataset or partition, or leave --over settings out.",
         )
     kept = [e for row in runs.values() for e in row]
@@ -1130,8 +1130,8 @@ def over_held_out(group: HeldOutGroup, metric: str) -> PairedBlocks:
     runs, values, lost = _without_holes(group.rows(), group.values, metric)
     if len(runs) < 2 or len(values) < 2:
         raise UsageError(
-            f"{group.title}: a comparison needs two methods that both have {metric} for the same two values of "
-            f"{group.column}, and there are none.",
+            f"{group.title}: a comparison needs two methods and two values of {group.column}, with {metric} for both "
+            "methods at both values. The given runs do not contain this.",
             "Train the same methods again, with the option --hold-out each.",
         )
     notes = _not_alike(runs, metric)

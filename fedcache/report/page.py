@@ -1114,7 +1114,8 @@ def write_figure(
         raise UsageError(unknown("kind of figure", kind, LISTED).message, f"Kinds: {kinds}.")
     if columns not in COLUMNS:
         raise UsageError(
-            f"--columns {columns} is not 1 or 2.", "--columns 2 is as wide as a page's text"
+            f"--columns {columns} is not 1 or 2.",
+            "--columns is the width of the figure in columns of a paper. --columns 2 is the full width of the text.",
         )
     check_file(out, "-o")
     check_score(score)

@@ -199,7 +199,7 @@ def entry(name: str) -> PaperTable:
         raise unknown("table or figure", name, names(), hint="fedcache reproduce list   shows all")
     made = parse((_folder() / f"{name}.toml").read_text(encoding="utf-8"), name)
     if made.name != name:
-        raise _wrong(name, f"its name is {made.name!r}")
+        raise _wrong(name, f"its name is {made.name!r}, expected the name of the file")
     return made
 
 
@@ -233,10 +233,10 @@ def parse(text: str, where: str) -> PaperTable:
         raise _wrong(where, f"{key} is missing")
     if data["kind"] not in READS:
         kinds = ", ".join(READS)
-        raise _wrong(where, f"kind {data['kind']!r} is none of {kinds}")
+        raise _wrong(where, f"kind is {data['kind']!r}, expected one of: {kinds}")
     for axis in axes:
         if axis not in data["labels"]:
-            raise _wrong(where, f"[axes.{axis}] is no label")
+            raise _wrong(where, f"it has [axes.{axis}], but {axis} is not one of its labels")
     cells = tuple(_cell(c, data, protocol, axes, where) for c in data["cells"])
     # Two cells with the same labels could not be distinguished in the table.
     if len({c.at for c in cells}) < len(cells):
@@ -263,7 +263,9 @@ def _cell(
     for label, value in labels.items():
         if label in axes:
             if value not in axes[label]:
-                raise _wrong(where, f"cell {at}: [axes.{label}] has no {value!r}")
+                raise _wrong(
+                    where, f"cell {at} has the {label} {value!r}, which [axes.{label}] lacks"
+                )
             layers.append(axes[label][value])
     layers.append({k: v for k, v in own.items() if k not in ("at", "printed")})
     values: Facts = {}
@@ -298,7 +300,7 @@ def _printed(value: Any, where: str) -> Printed | None:
             return Printed(float(value))
         case [int() | float() as mean, int() | float() as std]:
             return Printed(float(mean), float(std))
-    raise _wrong(where, f"{value!r} is no printed value")
+    raise _wrong(where, f"printed has {value!r}, expected a number, [mean, std], a text or '-'")
 
 
 def _difference(data: Record, cells: Sequence[PaperCell], where: str) -> Difference:
@@ -310,7 +312,10 @@ def _difference(data: Record, cells: Sequence[PaperCell], where: str) -> Differe
     )
     for at in (made.of, made.minus):
         if not any(c.at == at and made.metric in c.metrics for c in cells):
-            raise _wrong(where, f"a difference names {at} with {made.metric}, which no cell has")
+            raise _wrong(
+                where,
+                f"a difference uses {made.metric} of the cell {at}, but there is no such cell with this metric",
+            )
     return made
 
 
@@ -581,8 +586,8 @@ def roles(entry: PaperTable, options: Options, check: RequirementCheck) -> dict[
             known = ", ".join(STAND_INS)
             replaced = ", ".join(named) or "none"
             raise UsageError(
-                f"{entry.name} uses none of the backbones that have a substitute ({known}).",
-                f"Name the substitutes: --backbones A,B in place of {replaced}",
+                f"--backbones {PROXY_SET} has substitutes only for {known}. {entry.name} uses none of these backbones.",
+                f"Name the substitutes yourself: --backbones A,B. Backbones of {entry.name}, in order: {replaced}",
             )
         return mapping
     if options.backbones:

@@ -278,7 +278,8 @@ def partition_cell(cell: PaperCell, columns: Columns, seed: int, *, proxy: bool)
         departures += [f"in the partition, {note}" for note in made.notes]
         return CellPartition(made, args, tuple(departures))
     raise UsageError(
-        f"{cell.scheme} does not fit these rows at any scale that was tried.",
+        f"The partition scheme {cell.scheme} does not fit these rows, also not with the scaled-down settings that "
+        "fedcache tried.",
         "Give more data with --on.",
     )
 

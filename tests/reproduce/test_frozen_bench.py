@@ -320,8 +320,8 @@ def test_results_that_cannot_be_compared_are_refused_by_name(tmp_path):
         ({"scores": [{**score, "bytes_up": math.nan}]}, "bytes_up"),
         ({"protocol": {**good["protocol"], "treatments": {"fed3r": "x"}}}, "no result"),
         ({"protocol": {**good["protocol"], "recipe": {"size": "64"}}}, "recipe"),
-        ({"scores": [{**score, "partitions": ["ab"]}, rows]}, "partitions"),
-        ({"scores": [score, score]}, "second time"),
+        ({"scores": [{**score, "partitions": ["ab"]}, rows]}, "have different rows of"),
+        ({"scores": [score, score]}, "which was already given"),
     ):
         bad = written(tmp_path / "bad.json", **changes)
         must_fail(named, "reproduce frozen-bench --add", bad)

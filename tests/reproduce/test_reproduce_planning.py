@@ -316,7 +316,7 @@ def test_the_word_proxy_means_the_stand_ins_of_the_roles_that_have_one():
     assert roles(entry, options, looker()) == expected
     refused(
         lambda: roles(table(CELL), options, looker()),
-        "uses none of the backbones that have a substitute",
+        "uses none of these backbones",
     )
     whole = planning.entry("fedpcl-table5")
     assert roles(whole, options, looker()) == planning.STAND_INS

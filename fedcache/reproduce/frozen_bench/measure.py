@@ -352,9 +352,10 @@ def check_same_rows(scores: Sequence[BenchScore]) -> None:
         if other.partitions != score.partitions:
             data, partition = place
             raise UsageError(
-                f"The rows of the clients differ: {score.treatment} on {score.block.backbone} and {other.treatment} "
-                f"on {other.block.backbone} have other partitions of {data}, {partition}.",
-                f"Compare results of the same images only, or give the other data another label: --on {data}-2=DATA",
+                f"The clients have different rows of {data} in the partition {partition}: {score.treatment} on "
+                f"{score.block.backbone} and {other.treatment} on {other.block.backbone} cannot be compared.",
+                "Compare only results of the same images. To measure other images, give them another label: --on "
+                f"{data}-2=DATA",
             )
 
 

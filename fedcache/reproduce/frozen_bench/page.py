@@ -440,8 +440,8 @@ def add_results(study: Study, paths: Sequence[Path]) -> EarlierResults:
             key = (score.block, score.treatment)
             if key in scores:
                 raise UsageError(
-                    f"{path} has {score.treatment} in the block {score.block} a second time.",
-                    f"Leave one of the two files out: --add {path}",
+                    f"{path} has a score of {score.treatment} in the block {score.block}, which was already given.",
+                    f"If another file also has this score, leave one of the two files out: --add {path}",
                 )
             scores[key] = score
     made = EarlierResults(study, tuple(scores.values()))
@@ -516,12 +516,12 @@ def _score(value: Record) -> BenchScore:
         if value[name] is not None:
             values[name] = float(value[name])
             if not math.isfinite(values[name]):
-                raise ValueError(f"{name} is {value[name]}")
+                raise ValueError(f"{name} is {value[name]}, expected a finite number")
     values["points"] = int(value["points"])
     score = BenchScore(**values)
     for accuracy in (*score.values, *score.with_prior):
         if not 0.0 <= accuracy <= 1.0:
-            raise ValueError(f"an accuracy of {score.treatment} is {accuracy}")
+            raise ValueError(f"an accuracy of {score.treatment} is {accuracy}, expected 0 to 1")
     return score
 
 
@@ -545,8 +545,8 @@ def _joined(study: Study, found: ResultFile, path: Path) -> Study:
             # JSON has lists where the study has tuples.
             if label in ours and json.dumps(asdict(ours[label])) != json.dumps(asdict(made)):
                 raise UsageError(
-                    f"{path} defines {label} in another way than this call.",
-                    "Give one of the two another label.",
+                    f"{path} defines {label} differently from this call or from another file.",
+                    "Give each definition a label of its own.",
                 )
     return replace(
         study,
