@@ -42,13 +42,14 @@ def check_base_to_new(method: Method, settings: Mapping[str, Value], *, one_stor
         suited = [m.name for m in METHODS.values() if generalises(m, m.resolve())]
         listed = ", ".join(suited)
         raise UsageError(
-            f"--base-classes scores classes that were not in training, by their texts. {method.name} cannot do this "
-            "with these settings.",
-            f"Methods that can: {listed}.",
+            "--base-classes needs one global model that scores classes without training rows by their texts. "
+            f"{method.name} with these settings has no such model.",
+            f"Methods with such a model: {listed}.",
         )
     if not one_store:
         raise UsageError(
-            "--base-classes assigns the rows of the base classes, but client stores and sites have fixed rows.",
+            "--base-classes assigns the rows of the base classes to clients, but with client stores or sites, the "
+            "rows of each client are fixed.",
             "Train on one store with the rows of all clients.",
         )
 

@@ -973,7 +973,8 @@ def tags_of(run: Path) -> tuple[str, ...]:
             commands = [f"rm {shell_word(path)}"]
             commands += [f"fedcache runs tag {shell_word(tag)} {run_word}" for tag in plain]
             raise CorruptionError(
-                f"{path} has no seal: it was written by an earlier release of fedcache or by an editor.",
+                f"{path} cannot be used, because it has no seal (the checksum that fedcache adds). An earlier release "
+                "of fedcache or an editor wrote the file.",
                 " && ".join(commands),
             ) from error
         raise CorruptionError(

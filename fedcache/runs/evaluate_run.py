@@ -102,15 +102,15 @@ def prediction_sets(
         )
     if options.client_prior != "none":
         raise UsageError(
-            "--coverage and --client-prior cannot be combined, because the threshold of --coverage is valid for one "
-            "model, but every client prior gives other scores.",
+            "--coverage and --client-prior cannot be combined. --coverage uses one threshold for the scores of one "
+            "model, but --client-prior changes these scores for each client.",
             "Leave one of them out.",
         )
     own = OwnRows.of(place, first, rows.source, home, "--coverage")
     if own.private:
         raise UsageError(
-            "The run has differential privacy. --coverage reads validation rows, and epsilon does not cover these "
-            "rows.",
+            "--coverage cannot be used for a run with differential privacy. --coverage reads validation rows, and the "
+            "privacy guarantee of the run (epsilon) does not cover these rows.",
             LEAVE_OUT,
         )
     table = own.partition.table
@@ -404,8 +404,8 @@ def mistakes_on(
         own_digest = result["dataset"]["digest"]
         if rows.source.dataset.get("digest") == own_digest:
             raise UsageError(
-                f"{place.name} has differential privacy. --with-images would show images of the run's own dataset, "
-                "and epsilon does not cover these images.",
+                f"--with-images cannot show the dataset of {place.name}, because the run has differential privacy, and "
+                "its privacy guarantee (epsilon) does not cover images.",
                 "Leave --with-images out, or evaluate on another dataset.",
             )
     if not clients:

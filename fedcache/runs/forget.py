@@ -106,8 +106,9 @@ def forget_client(
         difference = max(difference, largest_difference(found, saved))
     if difference > LARGEST_DIFFERENCE:
         raise FederatedRunError(
-            f"{spec.method} declares that uploads add up, but this is wrong: the model after subtraction and the "
-            f"model trained without {client} differ by {difference:.1g} of the largest weight.",
+            f"{spec.method} declares that its model depends only on the sum of all uploads. This is wrong: the model "
+            f"after subtracting the upload of {client} and the model trained without {client} differ by "
+            f"{difference:.1g} times the largest weight.",
             f"The run without the client is stored and complete:  fedcache runs show {shell_word(run.path)}",
         )
     rows = int(partition.table.train_sizes[number])

@@ -1131,7 +1131,10 @@ class OpenRun:
     @property
     def _ledger(self) -> Path:
         if self.inputs.ledger is None:
-            raise InternalError("A private run has no ledger to write to.", "Please report this.")
+            raise InternalError(
+                "A run with differential privacy needs the path of the privacy ledger, but none was given.",
+                "Please report this.",
+            )
         return self.inputs.ledger
 
     def _record_release(self, seed: int) -> None:

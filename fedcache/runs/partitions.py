@@ -78,9 +78,10 @@ def check_same(store: Store, made: Partition, name: str) -> None:
     relative, parts = partition_parts(name, made.to_file())
     if store.manifest.files.get(relative) != sha256_hex(*parts):
         raise UsageError(
-            f"The partition {name!r} of {store.path.name} is damaged, and the new partition is not the same partition.",
-            f"To make the damaged partition again:  {command_of(store, name)};  to replace it with the new "
-            "one: --replace",
+            f"The stored partition {name!r} of {store.path.name} is damaged. The new partition differs from it and "
+            "would not repair it.",
+            f"To make the damaged partition again:  {command_of(store, name)};  to store the new "
+            "partition instead: --replace",
         )
 
 
@@ -475,7 +476,7 @@ def write_shards(
 
 
 CSV = ".csv"
-_FIRST_LINE = "Its first line should be: name,client   or: name,client,split"
+_FIRST_LINE = "The first line of the file must be: name,client   or: name,client,split"
 
 
 def is_given(clients: object) -> bool:
@@ -579,15 +580,15 @@ def _by_name(clients: Any, store: Store) -> Group | None:
     unknown_names = [name for name in names if name not in row_of]
     if unknown_names or len(set(names)) < len(names):
         first = Counter(names).most_common(1)[0][0]
-        wrong = "twice"
+        wrong = "which occurs more than once"
         if unknown_names:
             first = unknown_names[0]
-            wrong = f"which is not the name of a row (unknown names in all: {len(unknown_names):,})"
+            wrong = f"which is not a row of {store.path.name} (unknown names in all: {len(unknown_names):,})"
         example = store.samples.name[0]
         raise UsageError(
-            f"The index of the clients has {first!r}, {wrong}.",
-            f"Use the row names of the store, for example {example!r}. Or give clients.to_numpy(), in the order of "
-            "Store.samples.name.",
+            f"The index of the pandas Series of clients contains {first!r}, {wrong}.",
+            f"Use each row name of the store only once, for example {example!r}. Or give the "
+            "values alone, series.to_numpy(), in the order of Store.samples.name.",
         )
     values: list[Any] = [None] * store.rows
     for name, client in zip(names, clients.tolist(), strict=True):
@@ -603,9 +604,9 @@ def _returned(clients: object) -> object:
     if not usable:
         raise UsageError(
             f"The function that assigns rows to clients returned {clients!r:.60}.",
-            'It must return the rows of each client, {"north": [0, 1], "south": [2, 3]}, a list with '
-            "the client of each row of the store, or the path of a .csv file with the columns "
-            "name,client[,split].",
+            'It must return a dictionary with the rows of each client, such as {"north": [0, 1], "south": [2, 3]}; or '
+            "a list with the client of each row of the store; or the path of a .csv file with the columns name,client "
+            "or name,client,split.",
         )
     return clients
 
@@ -622,7 +623,7 @@ def read_clients(path: Path, store: Store) -> tuple[Group, np.ndarray | None]:
     except FileNotFoundError:
         raise UsageError(
             f"There is no file {path}.",
-            f"Give a CSV file that assigns rows to clients. {_FIRST_LINE}",
+            f"Give a CSV file with the client of each row. {_FIRST_LINE}",
         ) from None
     except OSError as error:
         raise UsageError(
@@ -637,7 +638,7 @@ def read_clients(path: Path, store: Store) -> tuple[Group, np.ndarray | None]:
     example = store.samples.name[0]
     if head not in (["name", "client"], ["name", "client", "split"]):
         columns = ", ".join(head) or "(none)"
-        raise UsageError(f"{path} has the columns {columns}.", _FIRST_LINE)
+        raise UsageError(f"The first line of {path} has the wrong columns: {columns}.", _FIRST_LINE)
     has_splits = len(head) == 3
     if len(lines) < 2:
         example_line = f"{example},north"
@@ -655,7 +656,10 @@ def read_clients(path: Path, store: Store) -> tuple[Group, np.ndarray | None]:
     for number, cells in enumerate(lines[1:], start=2):
         fields = [cell.strip() for cell in cells]
         if len(fields) != len(head):
-            raise UsageError(f"Line {number:,} of {path} has {len(fields)} fields.", _FIRST_LINE)
+            raise UsageError(
+                f"Line {number:,} of {path} has {len(fields)} values, but the first line names {len(head)} columns.",
+                "Give one value for each column. Put a value that contains a comma into double quotes.",
+            )
         name = fields[0]
         row = row_of.get(name)
         if row is None:

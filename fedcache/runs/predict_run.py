@@ -300,8 +300,9 @@ class PriorTests:
             )
         if kind in ("fitted", "em") and own.private:
             raise UsageError(
-                f"The run has differential privacy. --client-prior {kind} reads the class counts of all clients, and "
-                "epsilon does not cover these counts.",
+                f"--client-prior {kind} cannot be used for a run with differential privacy. --client-prior {kind} "
+                "reads the class counts of all clients, and the privacy guarantee of the run (epsilon) does not cover "
+                "these counts.",
                 "--client-prior counts",
             )
         table = own.partition.table
@@ -563,7 +564,8 @@ def check_saved(place: Path, model: SavedModel, options: ModelOptions) -> None:
         raise unknown("client", client, names)
     if is_private(result) and not facts.saved:
         raise StoreError(
-            "A private run saves no personal models, because epsilon does not cover them.",
+            "A run with differential privacy saves no personal models, because its privacy guarantee (epsilon) does "
+            "not cover these models.",
             "To use the model of the server: --global",
         )
     if not facts.saved:

@@ -371,8 +371,8 @@ def resolve_run(
         is_private = trust.privacy is not None
         if is_private or not takes_client_prior(method, settings):
             raise UsageError(
-                "--client-prior needs a method that reads labels and has one global model with class scores, and "
-                "a run without differential privacy.",
+                "--client-prior needs a method that reads labels and has one global model with class scores. "
+                "--client-prior cannot be used with differential privacy.",
                 "Leave --client-prior out.",
             )
     why = ""

@@ -396,7 +396,8 @@ def complete_array(
     if key != array.key:
         backbone = shell_word(array.backbone)
         raise StoreError(
-            f"{state}, but {array.backbone} now gives {key}, because its weights changed.",
+            f"{state}, but the weights of {array.backbone} changed. The changed weights would make another feature "
+            f"set, {key}.",
             f"To continue with the earlier weights:  {command} --weights {backbone}=FILE",
         )
     observer.note(

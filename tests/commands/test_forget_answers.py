@@ -77,7 +77,9 @@ def test_a_method_that_says_it_adds_up_and_does_not_fails(parts):
     register("method", replace(ncm, name="by-clients", fit=by_clients))
     run = trained("by-clients --partition sites")
     must_fail(
-        "by-clients declares that uploads add up", f"forget {run} --client ink", code=Exit.FEDERATED
+        "by-clients declares that its model depends only on the sum of all uploads. This is wrong",
+        f"forget {run} --client ink",
+        code=Exit.FEDERATED,
     )
 
 

@@ -185,4 +185,4 @@ def test_the_hint_for_a_run_without_validation_rows_trains_one_with_them(store):
 def test_validation_rows_of_a_private_run_are_not_read(store, monkeypatch):
     monkeypatch.setattr("fedcache.runs.predict_run.is_private", lambda _result: True)
     words = f"evaluate {run_of('fed3r')} --store {store} --coverage 0.8"
-    must_fail("epsilon does not cover", words)
+    must_fail("(epsilon) does not cover these rows", words)

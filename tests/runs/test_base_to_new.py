@@ -214,11 +214,11 @@ def test_a_partition_of_the_base_classes_gives_the_same_run_and_another_one_is_r
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("fed3r", "fed3r cannot do this"),
-        ("solo --set init=text", "solo cannot do this"),
-        ("promptfl --set csc=true", "promptfl cannot do this"),
+        ("fed3r", "fed3r with these settings has no such model"),
+        ("solo --set init=text", "solo with these settings has no such model"),
+        ("promptfl --set csc=true", "promptfl with these settings has no such model"),
         ("clip-zs --base-classes 6", "there are 6 classes"),
-        ("clip-zs --clients-from shards", "fixed rows"),
+        ("clip-zs --clients-from shards", "the rows of each client are fixed"),
     ],
 )
 def test_what_cannot_score_new_classes_is_refused_by_name(store, words, said):

@@ -80,7 +80,8 @@ def test_clients_are_in_the_order_of_names_or_named_by_an_index(tmp_path):
     by_name = fc.partition(store, pd.Series(clients, index=names))
     assert rows_of_first_client(by_name) == list(range(10))
     assert fc.partition(store, pd.Series(clients)).digest == by_position.digest
-    for index, said in ((["n99", *names[1:]], "'n99'"), ([names[1], *names[1:]], "'n18', twice")):
+    twice = "'n18', which occurs more than once"
+    for index, said in ((["n99", *names[1:]], "'n99'"), ([names[1], *names[1:]], twice)):
         with pytest.raises(FedcacheError, match=said):
             fc.partition(store, pd.Series(clients, index=index))
 
