@@ -121,7 +121,7 @@ def unpack(raw: memoryview) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         arrays[name] = np.frombuffer(payload, dtype)
         start = end
     if start != len(raw):
-        raise ValueError(f"has {len(raw):,} bytes, but its header describes {start:,}")
+        raise ValueError(f"has {len(raw):,} bytes, but {start:,} bytes according to its header")
     return content, arrays
 
 
@@ -152,7 +152,7 @@ def _head(raw: memoryview) -> tuple[dict[str, Any], dict[str, Any], int]:
     end = _START + length
     start = end + _gap(length)
     if length > LARGEST_HEAD or start > len(raw):
-        raise ValueError(f"has {len(raw):,} bytes, but its header should have {length:,}")
+        raise ValueError(f"has {len(raw):,} bytes, but says that its header has {length:,} bytes")
     head = parse_signed(bytes(raw[_START:end]))
     # The digest of the head is right, but another program may have written it.
     unexpected = ValueError("has a header that fedcache does not write")

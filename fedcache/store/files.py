@@ -561,7 +561,9 @@ def write_sealed(
         what, content, tensors: see ``sealed_bytes``.
     """
     if (tensors is not None) != (path.suffix == TENSORS):
-        raise ValueError(f"{path.name}: {TENSORS} files are the only files for tensors")
+        raise ValueError(
+            f"{path.name}: a sealed file with tensors must end in {TENSORS}, and one without must not"
+        )
     write_atomic(path, sealed_bytes(what, content, tensors))
 
 
@@ -647,7 +649,7 @@ def _opened(path: Path, what: Mapping[str, Any]) -> Sealed:
         if seal["tensors"] != _tensors_digest(tensors):
             raise ValueError("does not contain the tensors that were written")
     if seal["what"] != what:
-        raise ValueError("does not match its name")
+        raise ValueError("has content that belongs to another file")
     return Sealed(seal["content"], tensors)
 
 

@@ -95,8 +95,8 @@ def open_parts(paths: Sequence[Path]) -> list[OpenPart]:
     for other in parts[1:]:
         if other.part.of != first.part.of:
             raise StoreError(
-                f"The parts have different totals: {other.path} is {other.part}, and {first.path} is {first.part}.",
-                f"Compute all parts with the same number of parts:  {first.part.command}   and so on",
+                f"The parts have different totals: {other.path} is {other.part}, but {first.path} is {first.part}.",
+                f"Compute all parts with the same total:  {first.part.command}   and so on",
             )
         if other.store.content != first.store.content:
             raise StoreError(
@@ -118,8 +118,8 @@ def open_parts(paths: Sequence[Path]) -> list[OpenPart]:
         first_missing = StorePart(missing[0], count)
         raise StoreError(
             f"{len(missing)} of {count} parts are missing: {listed}.",
-            f"Also give the folders of these parts, or compute them:  {first_missing.command}   with --dataset and "
-            "the options of the other parts",
+            "Also give the folders of these parts, or compute them. Add --dataset and all options of the other parts "
+            f"to this command:  {first_missing.command}",
         )
     parts.sort(key=lambda one: one.part.number)
     for other in parts:
@@ -157,19 +157,18 @@ def _check_arrays(other: OpenPart, first: OpenPart) -> None:
             chunks = len(other.part.chunks(journal.count))
             raise StoreError(
                 f"{other.path} is unfinished: it has {kept} of its {chunks} chunks of {key}.",
-                f"Run the command of this part again to resume:  {command}   with all options of the first run",
+                f"Resume this part. Add all options of its first run to this command:  {command}",
             )
     expected = finished_arrays(first.store)
     if not finished:
         raise StoreError(
             f"{other.path} is unfinished: it has no features yet.",
-            f"Run the command of this part again:  {command}   with all options of the first run",
+            f"Compute this part. Add all options of its first run to this command:  {command}",
         )
     if finished.keys() != expected.keys():
         raise StoreError(
             f"{_other_arrays(other, finished, first, expected)}.",
-            f"Compute this part again with the settings of the other parts:  {command}   with all options of the "
-            "other parts",
+            f"Compute this part again. Add all options of the other parts to this command:  {command}",
         )
     for key, info in finished.items():
         differences = []
@@ -179,8 +178,7 @@ def _check_arrays(other: OpenPart, first: OpenPart) -> None:
             listed = "; ".join(differences)
             raise StoreError(
                 f"{other.path} computed {key} differently from {first.path}: {listed}.",
-                f"Compute this part again with the settings of the other parts:  {command} --fresh   with all "
-                "options of the other parts",
+                f"Compute this part again. Add all options of the other parts to this command:  {command} --fresh",
             )
 
 

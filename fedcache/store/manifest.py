@@ -368,7 +368,8 @@ def _array(key: str, item: Any, rows: int) -> ArrayInfo:
         raise ValueError(f"array {key!r}")
     if shape[0] != rows or len(crcs) != -(-rows // chunk_rows):
         raise ValueError(
-            f"array {key!r} has {len(crcs)} chunks of {chunk_rows} rows for {rows} rows"
+            f"array {key!r} has the shape {shape} and {len(crcs)} chunks of {chunk_rows} rows, which does not fit a "
+            f"store of {rows} rows"
         )
     return ArrayInfo(
         _mapping(item["recipe"]), _mapping(item["how"]), shape, item["dtype"], chunk_rows, crcs
@@ -554,7 +555,7 @@ def read_quarantine(store: Path, manifest: Manifest) -> BadRows:
         raise _damaged(path, "is unreadable") from error
     found = sha256_hex(raw)
     if found != expected and found not in announced_checksums(store, "quarantine"):
-        raise _damaged(path, "does not have the sha256 of the manifest")
+        raise _damaged(path, "does not have the sha256 that the manifest lists")
     rows = {}
     try:
         for line in raw.splitlines():
@@ -645,7 +646,7 @@ def read_sidecar(store: Path, manifest: Manifest, relative: str, what: str) -> m
     except OSError as error:
         raise damaged(what, path, "is missing or unreadable") from error
     if sha256_hex(raw) != manifest.files[relative]:
-        raise damaged(what, path, "does not have the sha256 of the manifest")
+        raise damaged(what, path, "does not have the sha256 that the manifest lists")
     return raw
 
 
@@ -780,7 +781,8 @@ def write_text(
     values = np.asarray(matrix)
     if values.ndim != 2 or not values.shape[1]:
         raise InternalError(
-            f"Text features of {backbone} have the shape {values.shape}.", "Expected [classes, D]."
+            f"Text features of {backbone} have the wrong shape {values.shape}.",
+            "Expected [classes, D]: a row of D numbers for each class, D at least 1.",
         )
     values = to_stored_dtype(values, "float32", (), 0, f"text features of {backbone}")
     slug = slug_of(backbone)

@@ -155,7 +155,7 @@ def checked_chunk(
         raise _other_bytes(source, f"{name} is missing") from error
     is_whole = size is None or len(raw) == size + CRC_BYTES
     if not is_whole or not has_checksum(raw, crc):
-        raise _other_bytes(source, f"{name} does not have the checksum of the manifest")
+        raise _other_bytes(source, f"{name} does not have the checksum that the manifest lists")
     return raw
 
 
@@ -166,7 +166,7 @@ def checked_file(source: ByteSource, name: str, digest: str) -> bytes:
     except FileNotFoundError as error:
         raise _other_bytes(source, f"{name} is missing") from error
     if sha256_hex(raw) != digest:
-        raise _other_bytes(source, f"{name} does not have the sha256 of the manifest")
+        raise _other_bytes(source, f"{name} does not have the sha256 that the manifest lists")
     return raw
 
 

@@ -117,8 +117,8 @@ class ReachedCode:
         kind = type(value).__name__
         raise NoDigestError(
             f"fedcache cannot compute a digest of an object of type {kind} in {self.owner}.",
-            "Of the objects defined outside it, a function may use only numbers, strings, tensors and functions. "
-            "Create all other objects inside the function.",
+            "From outside the function, use only numbers, strings, tensors and functions. Create all other objects "
+            "inside the function.",
         )
 
     def _function(self, function: FunctionType) -> Any:

@@ -378,7 +378,7 @@ def _need_own_place(source: ByteSource) -> None:
         for above in folder.parents:
             if (above / "samples" / "uid").is_dir():
                 raise StoreError(
-                    f"{folder} is inside the store {above}.",
+                    f"Nothing can be published to {folder}, because it is inside the store {above}.",
                     _other_place(above),
                 )
     if local and folder.exists():

@@ -314,7 +314,8 @@ def read_group(path: Path, manifest: Manifest, name: str) -> Group:
         highest = int(codes.max(initial=0))
         if len(codes) != manifest.rows or highest > len(words):
             raise ValueError(
-                f"holds {len(codes):,} codes for {manifest.rows:,} rows and {len(words):,} words"
+                f"has {len(codes):,} values for {manifest.rows:,} rows, and a row with word number {highest:,} of "
+                f"{len(words):,} words"
             )
     except (ValueError, KeyError) as error:
         why = str(error)

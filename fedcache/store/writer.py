@@ -193,9 +193,9 @@ class ArrayWriter:
         if not shape_fits or self.dtype not in DTYPES or self.chunk_rows < 1:
             dtypes = ", ".join(DTYPES)
             raise InternalError(
-                f"{self.key} has shape {self.shape}, dtype {self.dtype} and {self.chunk_rows} rows per chunk, in a "
-                f"store of {rows} rows.",
-                f"Expected shape ({rows}, ...), one of {dtypes}, and at least 1 row per chunk.",
+                f"{self.key} cannot be written to a store of {rows} rows: the shape is {self.shape}, the dtype is "
+                f"{self.dtype}, and the number of rows per chunk is {self.chunk_rows}.",
+                f"Expected: the shape ({rows}, ...), a dtype of {dtypes}, and at least 1 row per chunk.",
             )
         self.shape = tuple(self.shape)
         self.path = self.store.path / "features" / self.key
@@ -330,7 +330,8 @@ class ArrayWriter:
             f"The extraction of {self.key} was started with other settings or versions: {listed}. Old and new rows "
             "would not be comparable.",
             "Resume with the earlier settings and versions ('code' is the version of fedcache's code), or discard "
-            "the unfinished features:  fedcache extract --fresh   with all options of the extraction.",
+            "the unfinished features. To discard them, add all options of the extraction to this command:  fedcache "
+            "extract --fresh",
         )
 
     def _confirm(self) -> None:

@@ -215,7 +215,7 @@ def test_parts_that_do_not_belong_together_are_refused_by_name(images, tmp_path)
     assert message == f"Part 2 of 2 is given 2 times: {two} and {copy}."
     assert f"{tmp_path}/no.zarr" in refusal(joined([one, tmp_path / "no.zarr"], out))
     for name, which, options, said in (
-        ("y", "1/3", "", f"y.part-1-of-3.zarr is part 1 of 3, and {one} is part 1 of 2."),
+        ("y", "1/3", "", f"y.part-1-of-3.zarr is part 1 of 3, but {one} is part 1 of 2."),
         ("more", "2/2", "--backbones pixels", "pixels"),
         ("sized", "2/2", "--size 16", f"with another recipe than {one}: size 16 instead of"),
         ("how", "2/2", "--threads 2", f"differently from {one}: threads is 2 instead of 1."),

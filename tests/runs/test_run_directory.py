@@ -82,7 +82,7 @@ def test_a_checkpoint_of_another_seed_or_run_is_found(tmp_path):
     for seed in (0, 1):
         found, said = read(run, seed)
         assert found is None
-        assert "does not match its name" in said[0]
+        assert "has content that belongs to another file" in said[0]
     assert read(other)[0] is not None
 
 

@@ -170,7 +170,9 @@ def test_other_bytes_are_found_and_never_kept(toy, server):
     address = f"{server.address}/toy"
     store = Store.open(address)
     assert len(store.reader(KEYS[0]).chunk(0))
-    corruption(lambda: store.reader(KEYS[0]).chunk(1), "does not have the checksum of the manifest")
+    corruption(
+        lambda: store.reader(KEYS[0]).chunk(1), "does not have the checksum that the manifest lists"
+    )
     done = fedcache(f"verify {address}")
     assert done.code == Exit.CORRUPT
     assert f"features/{KEYS[0]}, chunk 1" in done.out
@@ -183,7 +185,9 @@ def test_a_shard_that_was_cut_off_is_damage_and_no_fault_of_the_network(server, 
     store = opened(server)
     with (server.folder / f"toy/features/{KEYS[0]}/c/0/0/0").open("r+b") as shard:
         shard.truncate(length)
-    corruption(lambda: store.reader(KEYS[0]).chunk(1), "does not have the checksum of the manifest")
+    corruption(
+        lambda: store.reader(KEYS[0]).chunk(1), "does not have the checksum that the manifest lists"
+    )
 
 
 def test_a_mirror_that_lost_or_damaged_a_chunk_brings_it_again(toy, server):
