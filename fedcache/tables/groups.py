@@ -59,7 +59,8 @@ class Group(Coded):
                 raise UsageError("Numbers with decimals cannot be a group.", hint)
             if not (np.abs(values) < FLOAT_INTEGERS).all():
                 raise UsageError(
-                    "Floats that may be rounded (2^53 or more) cannot be a group.", hint
+                    "Floats of 2^53 or more (they may be rounded) cannot be a group.",
+                    hint,
                 )
             # Whole floats become integers. A missing value may be any integer, because it is not used.
             column = np.where(known, column, 0).astype(np.int64)

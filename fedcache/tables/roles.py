@@ -638,8 +638,9 @@ def features_of(
         has_shape = len(values.shape) in (2, 3) and all(values.shape[1:])
         if not are_floats or not has_shape:
             raise UsageError(
-                f"{path}: {key} is {shape_of(values)}.",
-                "Features are floats [N, D] or [N, V, D], D at least 1; numpy: .astype('float32').",
+                f"{path}: {key} cannot be used as features, because it is {shape_of(values)}.",
+                "Features are floats with the shape [rows, D] or [rows, views, D], D at least 1. To make floats in "
+                "numpy: .astype('float32')",
             )
         if name in found:
             raise UsageError(
@@ -751,7 +752,7 @@ def find_names(
         values = vector(raw[key])
         if isinstance(values, Unread | FileRows) or values.shape != (count,):
             raise UsageError(
-                f"{where}: {key} has shape {values.shape} for {count} rows.",
+                f"{where}: {key} is {shape_of(values)}, expected one name for each of {count} rows.",
                 "Give one name for each row, or leave out the names.",
             )
         return key, _names(values), []

@@ -117,7 +117,8 @@ def by_split(
         in_a_split = any(name in tables[word] for word in with_rows)
         if in_a_split and has_rows({name: column}):
             raise UsageError(
-                f"{where} has columns with a split in their name, and columns without a split.",
+                f"{where} has a column {name!r}, and also columns of {name!r} for single splits (as X_train is for X). "
+                "fedcache cannot tell which of these columns to read.",
                 hint,
             )
     for name in columns:

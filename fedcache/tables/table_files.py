@@ -340,7 +340,8 @@ def _whole_json(path: Path, start: bytes) -> Any:
     out = path.with_name(f"{path.stem}.parquet")
     lines = ["import pandas", f"pandas.read_json({str(path)!r}).to_parquet({str(out)!r})"]
     raise UsageError(
-        f"{path} contains neither records (pandas: to_json(FILE, orient='records')) nor users of LEAF.",
+        f"{path} cannot be read. It must contain a list of records, as pandas writes with to_json(FILE, "
+        "orient='records'), or the users of a LEAF dataset.",
         conversion(lines, f"fedcache ingest {shell_word(out)} --name NAME"),
     )
 

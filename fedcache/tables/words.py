@@ -309,7 +309,9 @@ class Words(Coded):
         """The column of codes [N] and the words that they index. Raises ValueError if codes and words do not fit."""
         count = len(words)
         if not all(isinstance(word, str) for word in words) or len(set(words)) != count:
-            raise ValueError("the words of a column are not all words, or are not distinct")
+            raise ValueError(
+                "the words of a column contain a value that is no text, or a word twice"
+            )
         if codes.ndim != 1 or codes.dtype.kind not in "iu":
             raise ValueError("the category codes of a text column are not integers")
         if len(codes):
@@ -317,7 +319,8 @@ class Words(Coded):
             most = int(codes.max())
             if least < -1 or most >= count:
                 raise ValueError(
-                    f"a column refers to the words {least} to {most}, but has {count} words"
+                    f"the category codes of a text column are {least} to {most}, but the column has {count} words "
+                    "(code 0 is the first word, and -1 is no word)"
                 )
         return cls(codes.astype(np.int32), tuple(words))
 

@@ -826,7 +826,7 @@ def test_errors_name_what_is_wrong(tmp_path):
     no_door(
         tmp_path,
         large,
-        "label holds floats that may be rounded (2^53 or more), expected",
+        "label holds floats of 2^53 or more (they may be rounded), expected",
         doors=doors,
     )
     parts = {"label": TWO, "part": column(0.5, 0.25)}
