@@ -102,7 +102,7 @@ def header_differences(
 
 
 def _flat(header: Mapping[str, Any]) -> dict[str, Any]:
-    """A header with the entries of ``how`` beside its own; ``dtype`` is that of the computation."""
+    """A header with the entries of ``how`` next to its own; ``dtype`` is that of the computation."""
     flat = {**header, "stored dtype": header["dtype"], **header["how"]}
     del flat["how"]
     return flat

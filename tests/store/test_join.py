@@ -128,39 +128,29 @@ def test_inspect_names_the_join_that_completes_a_store(place, monkeypatch):
     assert "4 of 4 chunks; to resume, repeat the extract, ingest or join command" in shown
 
 
-def test_a_part_of_other_weights_is_refused_by_their_name(place):
-    made = []
-    for number in (1, 2):
-        part = StorePart(number, 2)
-        store = new(part.place(place / "toy.zarr"), part)
-        recipe = {"backbone": "a", "size": 32, "weights": f"{number}" * 4}
-        with writer(store, f"a-{number}0000000", recipe=recipe) as open_writer:
-            for chunk in open_writer.missing():
-                write(open_writer, chunk, KEYS[0])
-            open_writer.complete()
-        made.append(store.path)
-    store_error(lambda: open_parts(made), "weights '2222' instead of '1111'")
-
-
-COMPUTED = {"batch": 4, "dtype": "float32", "threads": 1, "code": "a"}
-"""How a toy array was computed. Its header has a ``dtype`` too, that of the stored values."""
-
-
-def toy_part(place, number, how):
+def toy_part(place, number, key, **words):
     part = StorePart(number, 2)
     store = new(part.place(place / "toy.zarr"), part)
-    with writer(store, KEYS[0], how=how) as open_writer:
+    with writer(store, key, **words) as open_writer:
         for chunk in open_writer.missing():
             write(open_writer, chunk, KEYS[0])
         open_writer.complete()
     return store.path
 
 
-@pytest.mark.parametrize("name", COMPUTED)
+def test_a_part_of_other_weights_is_refused_by_their_name(place):
+    made = []
+    for number in (1, 2):
+        recipe = {"backbone": "a", "size": 32, "weights": f"{number}" * 4}
+        made.append(toy_part(place, number, f"a-{number}0000000", recipe=recipe))
+    store_error(lambda: open_parts(made), "weights '2222' instead of '1111'")
+
+
+@pytest.mark.parametrize("name", ["batch", "dtype", "code"])
 def test_a_part_that_was_computed_differently_is_refused_by_the_difference(place, name):
-    other = COMPUTED | {name: "other"}
-    made = [toy_part(place, 1, COMPUTED), toy_part(place, 2, other)]
-    store_error(lambda: open_parts(made), f": {name} is 'other' instead of {COMPUTED[name]!r}.")
+    """The header of an array has a ``dtype`` too, that of the stored values."""
+    made = [toy_part(place, n, KEYS[0], how={name: f"of-{n}"}) for n in (1, 2)]
+    store_error(lambda: open_parts(made), f": {name} is 'of-2' instead of 'of-1'.")
 
 
 def test_a_part_that_was_begun_and_has_no_array_is_unfinished(place):
