@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from command import ok
 from failing_command import must_fail
+from federation import small
 from homes import made_once
 from pictures import folder
 
@@ -47,7 +48,9 @@ def rows_of(clients, field):
 
 @pytest.mark.parametrize("method", ADDITIVE)
 def test_the_new_run_is_that_of_clients_that_never_met_the_forgotten_one(parts, method, tmp_path):
-    run = trained(f"{method} --set feat_post=l2 --seeds 0,1 --partition sites")
+    settings = "".join(f"--set {key}={value} " for key, value in small(method).items())
+    words = f"{method} --set feat_post=l2 {settings}--seeds 0,1 --partition"
+    run = trained(f"{words} sites")
     done = fc.forget(run, "ink")
     assert done.difference < 1e-6
     assert done.rows == 24
@@ -55,9 +58,7 @@ def test_the_new_run_is_that_of_clients_that_never_met_the_forgotten_one(parts, 
     whole = Partition.load(parts)
     others = [client for client in whole.clients if client.name != "ink"]
     replace(whole, clients=others).save(tmp_path / "others.partition")
-    never = trained(
-        f"{method} --set feat_post=l2 --seeds 0,1 --partition {tmp_path / 'others.partition'}"
-    )
+    never = trained(f"{words} {tmp_path / 'others.partition'}")
     X, _ = the_store().Xy("glyph-clip", split=None)
     for seed in (0, 1):
         expected = fc.load_model(never, seed=seed).scores(X)

@@ -61,6 +61,8 @@ SMALL = {
     "probe_batch": 16,
     "n_ctx": 2,
     "synthetic": 20,
+    "virtual": 20,
+    "cal_epochs": 3,
     "lbfgs_steps": 60,
 }
 """Sizes of the laws' models, for the methods that have such a switch."""
