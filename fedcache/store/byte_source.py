@@ -65,6 +65,7 @@ CAUSES = (
     "error sending request",
     "response body error",
     "connection closed",
+    "content-length header missing",
 )
 """Causes of obstore's errors, in lower case. A message gives the first cause that the text of the error contains."""
 
@@ -360,6 +361,8 @@ def _is_refusal(error: Exception) -> bool:
 
 def _may_pass(error: Exception) -> bool:
     """Whether the same request may succeed a moment later."""
+    if "content-length header missing" in str(error).lower():
+        return False
     status = _status(error)
     # A status of 400 to 499 means that the request itself is wrong, except for these three.
     return not 400 <= status < 500 or status in (408, 425, 429)

@@ -20,7 +20,7 @@ from pathlib import Path
 from fedcache.config import Home, is_store_address
 from fedcache.errors import CorruptionError, FedcacheError, MachineError, StoreError, shell_word
 from fedcache.parsing import slug_of
-from fedcache.store.byte_source import ByteSource, in_threads, open_source
+from fedcache.store.byte_source import ByteSource, FolderSource, in_threads, open_source
 from fedcache.store.chunks import CRC_BYTES, has_checksum
 from fedcache.store.files import (
     digest_of,
@@ -51,6 +51,9 @@ FOLDER = "remote"
 FETCHERS = 8
 """Number of requests that are sent at once."""
 
+OTHER_ANSWERS = (b"<", b"\x1f\x8b")
+"""First bytes of web pages and of gzip, which some servers return instead of a file."""
+
 KEPT = 16
 """Number of most recently read chunk files that are never removed, however little room there is.
 
@@ -61,7 +64,8 @@ It is larger than ``FETCHERS``, so that the files of current requests stay.
 def mirrored(published: Path | str) -> Path:
     """The folder of the home in which a published store can be read.
 
-    The manifest is always read from the source. If it is new, all other files except chunks of features are read too.
+    The manifest is always read from the source. All other files except chunks of features are read from the source if
+    the mirror does not have them, or has damaged ones.
 
     Raises:
         StoreError for a place without a published store, or without access to it; CorruptionError for a damaged store;
@@ -78,15 +82,15 @@ def mirrored(published: Path | str) -> Path:
     slug = slug_of(manifest.dataset["slug"])[:80]
     version = digest_of([place, sha256_hex(raw)])[:16]
     path = home.root / FOLDER / f"{slug}-{version}.zarr"
+    copy = FolderSource(path)
     with explain_disk_errors(path):
-        if not (path / NAME).exists():
-            make_private(home.root)
-            make_private(path.parent)
-            make_private(path)
-            _bring_small_files(source, path, manifest)
-            write_sealed(path / ORIGIN, MIRROR, {"place": place})
+        for folder in (home.root, path.parent, path):
+            make_private(folder)
+        _bring_small_files(source, copy, manifest)
+        # Its time is when the mirror was opened last.
+        write_sealed(path / ORIGIN, MIRROR, {"place": place})
+        if copy.size(NAME) is None or copy.get(NAME) != raw:
             write_atomic(path / NAME, raw)
-        os.utime(path / ORIGIN)  # its time is when the mirror was opened last
     return path
 
 
@@ -117,6 +121,11 @@ def published_manifest(source: ByteSource) -> tuple[bytes, Manifest]:
         if source.size(MARK) is not None:
             what = f"The publication at {source.place} was not completed."
         raise StoreError(what, publish_again(source)) from error
+    if raw.lstrip().startswith(OTHER_ANSWERS):
+        raise StoreError(
+            f"The server of {source.place} returned a web page or compressed bytes instead of {NAME}.",
+            "Check the address. The server must return each file unchanged.",
+        )
     try:
         return raw, parse_manifest(raw, source.place)
     except CorruptionError as error:
@@ -210,17 +219,23 @@ def small_objects(
         yield name, partial(checked_file, source, name, digest)
 
 
-def _bring_small_files(source: ByteSource, path: Path, manifest: Manifest) -> None:
-    """Fetch all files of a store except features and the ``zarr.json`` files, which only other readers need."""
+def _bring_small_files(source: ByteSource, copy: FolderSource, manifest: Manifest) -> None:
+    """Fetch the missing and damaged files of a mirror, except features and the ``zarr.json`` files.
 
-    def bring(name: str, read: Callable[[], bytes]) -> None:
-        _write(path / name, read())
+    Only other readers than fedcache need a ``zarr.json``.
+    """
+    published = dict(small_objects(source, manifest))
 
-    reads = {}
-    for name, read in small_objects(source, manifest):
-        if not name.endswith("zarr.json"):
-            reads[name] = read
-    in_threads(FETCHERS, bring, reads.keys(), reads.values())
+    def bring(name: str, read_copy: Callable[[], bytes]) -> None:
+        if name.endswith("zarr.json"):
+            return
+        try:
+            read_copy()
+        except CorruptionError:
+            _write(copy.folder / name, published[name]())
+
+    copies = dict(small_objects(copy, manifest))
+    in_threads(FETCHERS, bring, copies.keys(), copies.values())
 
 
 def _write(path: Path, raw: bytes) -> None:

@@ -1,5 +1,6 @@
 """Published stores: written as few files, and read from a folder, a web server and a bucket."""
 
+import gzip
 import os
 import sys
 import threading
@@ -152,8 +153,12 @@ def test_a_server_that_does_not_answer_is_reported_before_it_is_tried_again(
 
 
 def test_an_address_without_a_server_or_a_store_is_one_sentence(toy, server):
-    (server.folder / "manifest.json").write_text("<html></html>")
+    manifest = server.folder / "manifest.json"
+    manifest.write_text("{}")
     corruption(lambda: Store.open(server.address), "does not match the checksum")
+    for raw in (b"\n<html></html>", gzip.compress(b"{}")):
+        manifest.write_bytes(raw)
+        store_error(lambda: Store.open(server.address), "instead of manifest.json")
     machine_error(lambda: Store.open("http://127.0.0.1:1/toy"), "did not return manifest")
 
 
@@ -190,15 +195,19 @@ def test_a_shard_that_was_cut_off_is_damage_and_no_fault_of_the_network(server, 
     )
 
 
-def test_a_mirror_that_lost_or_damaged_a_chunk_brings_it_again(toy, server):
+@pytest.mark.parametrize("damage", [b"", b"x" * 28, None])
+def test_a_mirror_brings_lost_and_damaged_files_again(toy, server, damage):
     store = opened(server)
-    store.reader(KEYS[0]).all()
-    chunks = sorted((store.path / "features" / KEYS[0]).rglob("c/*/0/0"))
-    assert len(chunks) == 4
-    chunks[0].unlink()
-    chunks[1].write_bytes(b"x" * 28)
-    chunks[2].write_bytes(b"")
-    assert_equal(toy, opened(server))
+    for key in KEYS:
+        store.reader(key).all()
+    for file in store.path.rglob("*"):
+        if file.is_file() and damage is None:
+            file.unlink()
+        elif file.is_file():
+            file.write_bytes(damage)
+    again = opened(server)
+    assert again.path == store.path
+    assert_equal(toy, again)
 
 
 def test_the_room_of_mirrors_is_bounded(toy, server, monkeypatch, own_home):
