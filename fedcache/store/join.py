@@ -171,11 +171,8 @@ def _check_arrays(other: OpenPart, first: OpenPart) -> None:
             f"Compute this part again. Add all options of the other parts to this command:  {command}",
         )
     for key, info in finished.items():
-        differences = []
-        for name, expected_value, value in header_differences(expected[key].header, info.header):
-            differences.append(f"{name} is {value!r} instead of {expected_value!r}")
-        if differences:
-            listed = "; ".join(differences)
+        if info.header != expected[key].header:
+            listed = header_differences(expected[key].header, info.header)
             raise StoreError(
                 f"{other.path} computed {key} differently from {first.path}: {listed}.",
                 f"Compute this part again. Add all options of the other parts to this command:  {command} --fresh",
@@ -198,12 +195,7 @@ def _other_arrays(
         backbone = info.recipe.get("backbone")
         for expected_info in expected.values():
             if expected_info.recipe.get("backbone") == backbone:
-                differences = []
-                for name, value, expected_value in differences_of(
-                    info.recipe, expected_info.recipe
-                ):
-                    differences.append(f"{name} {value!r:.20} instead of {expected_value!r:.20}")
-                listed = ", ".join(differences)
+                listed = differences_of(expected_info.recipe, info.recipe)
                 return (
                     f"{other.path} has {backbone} with another recipe than {first.path}: {listed}"
                 )
@@ -253,10 +245,9 @@ def join_parts(
     for key, info in arrays.items():
         stored = store.arrays.get(key)
         if stored is not None and stored.header != info.header:
-            changes = header_differences(stored.header, info.header)
-            names = ", ".join(name for name, _, _ in changes)
+            listed = header_differences(stored.header, info.header)
             raise StoreError(
-                f"{place} already has {key}, computed with other settings or versions than the parts: {names}.",
+                f"{place} already has {key}, computed with other settings or versions than the parts: {listed}.",
                 "Give another folder:  fedcache join PART PART .. -o STORE",
             )
     observer.start("joining", sum(info.count for info in arrays.values()), "chunks")

@@ -94,11 +94,9 @@ def header_line(header: dict[str, Any]) -> bytes:
     return to_signed({"header": header})
 
 
-def header_differences(
-    one: Mapping[str, Any], other: Mapping[str, Any]
-) -> list[tuple[str, Any, Any]]:
+def header_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """As ``differences_of``, for two headers of journals; the entries of ``how`` are compared one by one."""
-    return differences_of(_flat(one), _flat(other))
+    return differences_of(_flat(old), _flat(new))
 
 
 def _flat(header: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,15 +106,15 @@ def _flat(header: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def differences_of(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Differences of two mappings: (name, value in ``one``, value in ``other``), sorted by name."""
+def differences_of(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Differences of two mappings in words, sorted by name, such as "batch is 8 instead of 4"."""
     differences = []
-    for name in sorted({*one, *other}):
-        value = one.get(name)
-        other_value = other.get(name)
-        if value != other_value:
-            differences.append((name, value, other_value))
-    return differences
+    for name in sorted({*old, *new}):
+        if new.get(name) != old.get(name):
+            value = repr(new.get(name, "not set"))
+            expected = repr(old.get(name, "not set"))
+            differences.append(f"{name} is {value:.20} instead of {expected:.20}")
+    return "; ".join(differences)
 
 
 def chunk_line(chunk: int, crc: int, bad: BadRows) -> bytes:

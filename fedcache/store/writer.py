@@ -320,12 +320,8 @@ class ArrayWriter:
 
     def _differs(self, begun: Journal) -> FedcacheError:
         """The error for an unfinished array whose rows were computed with other settings."""
-        changes = []
-        for name, old, new in header_differences(begun.header or {}, self._info().header):
-            values = ["not set" if value is None else repr(value) for value in (old, new)]
-            change = ", now ".join(values)
-            changes.append(f"{name} was {change}")
-        listed = "; ".join(changes)
+        assert begun.header is not None
+        listed = header_differences(begun.header, self._info().header)
         return StoreError(
             f"The extraction of {self.key} was started with other settings or versions: {listed}. Old and new rows "
             "would not be comparable.",

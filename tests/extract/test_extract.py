@@ -184,7 +184,7 @@ def test_a_dry_run_plans_the_rest_of_an_unfinished_extraction(images, monkeypatc
     for words in (("--fresh", "--dry-run"), ("--batch", 8, "--dry-run"), ("--batch", 8)):
         done = extract(images, *words)
         assert done.code == (Exit.OK if "--fresh" in words else Exit.STORE)
-    assert "batch was 4, now 8" in done.envelope["error"]["message"]
+    assert "batch is 8 instead of 4" in done.envelope["error"]["message"]
     assert counts == [48 - extract(images).data["arrays"][0]["kept_chunks"] * 8, 48]
 
 

@@ -217,7 +217,7 @@ def test_parts_that_do_not_belong_together_are_refused_by_name(images, tmp_path)
     for name, which, options, said in (
         ("y", "1/3", "", f"y.part-1-of-3.zarr is part 1 of 3, but {one} is part 1 of 2."),
         ("more", "2/2", "--backbones pixels", "pixels"),
-        ("sized", "2/2", "--size 16", f"with another recipe than {one}: size 16 instead of"),
+        ("sized", "2/2", "--size 16", f"with another recipe than {one}: size is 16 instead of"),
         ("how", "2/2", "--dtype bfloat16", f"differently from {one}: dtype is 'bfloat16' instead"),
     ):
         other = part(images, tmp_path / f"{name}.zarr", which, options=f"{SMALL} {options}")

@@ -143,7 +143,7 @@ def test_a_part_of_other_weights_is_refused_by_their_name(place):
     for number in (1, 2):
         recipe = {"backbone": "a", "size": 32, "weights": f"{number}" * 4}
         made.append(toy_part(place, number, f"a-{number}0000000", recipe=recipe))
-    store_error(lambda: open_parts(made), "weights '2222' instead of '1111'")
+    store_error(lambda: open_parts(made), "weights is '2222' instead of '1111'")
 
 
 @pytest.mark.parametrize("name", ["batch", "dtype", "code"])

@@ -68,7 +68,7 @@ def test_another_how_is_refused_until_fresh(store):
         return len(list((store.path / "features" / KEYS[0] / "c").rglob("*/0/0")))
 
     other = writer(store, KEYS[0], how={"batch": 8})
-    said = ("settings or versions: batch was 4, now 8", "discard the unfinished features")
+    said = ("settings or versions: batch is 8 instead of 4", "discard the unfinished features")
     store_error(other.__enter__, *said)
     assert chunks() == 2
     with writer(store, KEYS[0], how={"batch": 8}, fresh=True) as w:
