@@ -268,6 +268,8 @@ def describe_line(done: Extraction) -> str:
         plan = f"Plan for {done.part} with {done.images:,} {holds}"
     if done.seconds:
         return f"{plan}: about {done.rate:,.0f} {holds}/s, {done.seconds:,.0f} s."
+    if done.growth is not None and not done.growth["forward_passes"]:
+        return f"{plan}: all of them have features in the earlier store."
     if any(a["state"] == "to compute" for a in done.arrays):
         return f"{plan}; the speed is unknown because weights are missing."
     if any(t["state"] == "to compute" for t in done.text):

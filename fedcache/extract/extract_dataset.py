@@ -413,10 +413,12 @@ def extract(
             if not dry_run:
                 bring_groups(path, spec, context, observer, program_data)
             done.skipped = skipped
-            if requested_device != "auto":
-                observer.note(
-                    f"--device {requested_device} has no effect, because all features are stored already."
-                )
+            for option, value in (("--device", requested_device), ("--dtype", config.dtype)):
+                if value != "auto":
+                    observer.note(
+                        f"{option} {value} has no effect, because all features are stored already. --fresh computes "
+                        "them again."
+                    )
             remember_last(home, path, spec)
             return done
     data = program_data or read_dataset(spec, context, observer)

@@ -12,7 +12,6 @@ from fedcache.errors import FedcacheError
 from fedcache.extract.backbones import lookup_recorded
 from fedcache.extract.recipe import IMAGES, Recipe, held_by, reads_of
 from fedcache.parsing import Record
-from fedcache.store.manifest import VANISHED
 from fedcache.store.samples import Samples
 from fedcache.store.store import Store
 from fedcache.tables.splits import SPLIT_NAMES
@@ -84,11 +83,7 @@ def _rows(store: Store) -> list[str]:
     """The number of rows, and their splits, classes and domains."""
     samples = store.samples
     holds = held_by(info.recipe for info in store.arrays.values())
-    gone = int(store.vanished().sum())
-    present = store.rows - gone
-    lines = [f"- {present:,} {holds}, {store.rows_ok:,} of them readable"]
-    if gone:
-        lines.append(f"- {gone:,} further rows: each {VANISHED}")
+    lines = [f"- {store.rows:,} {holds}, {store.rows_ok:,} of them readable"]
     splits = ", ".join(f"{count:,} {split}" for split, count in rows_of_splits(samples))
     lines.append(f"- splits: {splits}")
     classes = [f"{word} ({count:,})" for word, count in rows_of_classes(samples)]

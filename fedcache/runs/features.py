@@ -72,6 +72,7 @@ from fedcache.runs.store_choice import (
     open_clients,
 )
 from fedcache.store.files import digest_of, sha256_hex
+from fedcache.store.manifest import ArrayInfo
 from fedcache.store.reader import Reader
 from fedcache.store.store import Store
 
@@ -257,10 +258,18 @@ def _of_arrays(store: Store, keys: Sequence[str], data: Data) -> RunFeatures:
     return RunFeatures(
         arrays=tuple(keys),
         data=data,
-        digests=tuple(str(array.digest) for array in arrays),
+        digests=tuple(_digest_of_features(array) for array in arrays),
         recipes=tuple(array.recipe for array in arrays),
         how=tuple(array.how for array in arrays),
     )
+
+
+def _digest_of_features(array: ArrayInfo) -> str:
+    """Digest of the recipe of an array, and of the number type of the computation if it is not float32."""
+    computed_in = array.how.get("dtype", "float32")
+    if computed_in == "float32":
+        return str(array.digest)
+    return digest_of([array.digest, computed_in])
 
 
 def text_of(

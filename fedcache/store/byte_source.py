@@ -361,7 +361,7 @@ def _is_refusal(error: Exception) -> bool:
 
 def _may_pass(error: Exception) -> bool:
     """Whether the same request may succeed a moment later."""
-    if "content-length header missing" in str(error).lower():
+    if _in_words(error) == "content-length header missing":
         return False
     status = _status(error)
     # A status of 400 to 499 means that the request itself is wrong, except for these three.

@@ -189,18 +189,14 @@ def _other_arrays(
 
     The two have different keys.
     """
-    for key, info in arrays.items():
-        if key in expected:
-            continue
-        backbone = info.recipe.get("backbone")
+    for key in sorted(arrays.keys() - expected.keys()):
+        recipe = arrays[key].recipe
         for expected_info in expected.values():
-            if expected_info.recipe.get("backbone") == backbone:
-                listed = differences_of(expected_info.recipe, info.recipe)
-                return (
-                    f"{other.path} has {backbone} with another recipe than {first.path}: {listed}"
-                )
+            if expected_info.recipe.get("backbone") == recipe.get("backbone"):
+                listed = differences_of(expected_info.recipe, recipe)
+                return f"{other.path} has {key} with another recipe than {first.path}: {listed}"
         return f"{other.path} has {key}, but {first.path} does not"
-    (key, *_) = expected.keys() - arrays.keys()
+    key = min(expected.keys() - arrays.keys())
     return f"{other.path} has no {key}, but {first.path} has it"
 
 

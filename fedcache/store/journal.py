@@ -101,19 +101,17 @@ def header_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 
 def _flat(header: Mapping[str, Any]) -> dict[str, Any]:
     """A header with the entries of ``how`` next to its own; ``dtype`` is that of the computation."""
-    flat = {**header, "stored dtype": header["dtype"], **header["how"]}
-    del flat["how"]
-    return flat
+    return {**header, "how": None, "stored dtype": header["dtype"], **header["how"]}
 
 
 def differences_of(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """Differences of two mappings in words, sorted by name, such as "batch is 8 instead of 4"."""
     differences = []
     for name in sorted({*old, *new}):
-        if new.get(name) != old.get(name):
-            value = repr(new.get(name, "not set"))
-            expected = repr(old.get(name, "not set"))
-            differences.append(f"{name} is {value:.20} instead of {expected:.20}")
+        value = new.get(name, "not set")
+        expected = old.get(name, "not set")
+        if value != expected:
+            differences.append(f"{name} is {value!r:.20} instead of {expected!r:.20}")
     return "; ".join(differences)
 
 

@@ -226,7 +226,8 @@ def _bring_small_files(source: ByteSource, copy: FolderSource, manifest: Manifes
     """
     published = dict(small_objects(source, manifest))
 
-    def bring(name: str, read_copy: Callable[[], bytes]) -> None:
+    def bring(item: tuple[str, Callable[[], bytes]]) -> None:
+        name, read_copy = item
         if name.endswith("zarr.json"):
             return
         try:
@@ -234,8 +235,7 @@ def _bring_small_files(source: ByteSource, copy: FolderSource, manifest: Manifes
         except CorruptionError:
             _write(copy.folder / name, published[name]())
 
-    copies = dict(small_objects(copy, manifest))
-    in_threads(FETCHERS, bring, copies.keys(), copies.values())
+    in_threads(FETCHERS, bring, small_objects(copy, manifest))
 
 
 def _write(path: Path, raw: bytes) -> None:

@@ -22,6 +22,7 @@ import numpy as np
 from fedcache.config import is_store_address, refuse_remote
 from fedcache.errors import CorruptionError, InternalError, StoreError, UsageError, shell_word
 from fedcache.optional import needed_library
+from fedcache.parsing import counted
 from fedcache.progress import Observer
 from fedcache.store.byte_source import ByteSource, in_threads, open_source
 from fedcache.store.chunks import (
@@ -106,15 +107,23 @@ def publish(
         anonymous_names: whether names of rows become numbers.
 
     Raises:
-        StoreError for a store without features, a place where something else is, or refused credentials; UsageError for
-        an address to which nothing can be written; CorruptionError for a damaged store; MachineError without the extra
-        ``remote``, or where writing fails.
+        StoreError for a store without features or with deleted rows, a place where something else is, or refused
+        credentials; UsageError for an address to which nothing can be written; CorruptionError for a damaged store;
+        MachineError without the extra ``remote``, or where writing fails.
     """
     place = check_target(target)
     if not store.arrays or not store.rows:
         raise StoreError(
             f"{store.place} has no features to publish.",
             "fedcache extract --dataset digits --backbones efficientnet-lite0",
+        )
+    gone = int(store.vanished().sum())
+    if gone:
+        raise StoreError(
+            f"{store.place} still has names and features of {counted(gone, 'row')} that were deleted from the "
+            "dataset. publish would make them public.",
+            "Publish a new store without them:  fedcache extract --fresh --store NEW.zarr   with all options of the "
+            "extraction",
         )
     zarr = needed_library("zarr", "publish", "remote")
     source = open_source(place)

@@ -192,9 +192,19 @@ def test_a_finished_extraction_needs_no_gpu_and_says_so(images, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert extract(images, "--device", "cuda").code == 6
     assert extract(images).code == 0
-    again = extract(images, "--device", "cuda")
+    again = extract(images, "--device", "cuda", "--dtype", "bfloat16")
     assert again.code == 0
-    assert "--device cuda has no effect" in again.err
+    for option in ("--device cuda", "--dtype bfloat16"):
+        assert f"{option} has no effect" in again.err
+
+
+def test_features_of_another_number_type_make_another_run(images, tmp_path):
+    runs = set()
+    for dtype in ("float32", "bfloat16"):
+        store = tmp_path / f"{dtype}.zarr"
+        extract(images, "--dtype", dtype, "--store", store)
+        runs.add(ok(f"train fedncm --store {store} --clients 3").data["digest"])
+    assert len(runs) == 2
 
 
 def test_only_the_command_line_changes_how_its_process_keeps_memory(images, monkeypatch):

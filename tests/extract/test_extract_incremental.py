@@ -12,12 +12,14 @@ import pytest
 from command import apart, ok, start, words_of
 from damage import flip_bit
 from draws import examples
+from failing_command import must_fail
 from files_now import files_now
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from pictures import CLASSES, folder, picture
 from test_extract import SMALL, extract
 
+from fedcache.errors import Exit
 from fedcache.runs.partitions import make_partition
 from fedcache.store.manifest import VANISHED
 from fedcache.store.store import Store
@@ -126,8 +128,11 @@ def test_vanished_rows_are_dealt_to_nobody(images):
     extract(images)
     for name in ("train/zebra/001.png", "train/ant/002.png", "test/10/001.png"):
         (images / name).unlink()
+    plan = ok(f"extract folder:{images} {SMALL} --dry-run").out
+    assert "all of them have features in the earlier store" in plan
     add(images)
     store = store_of(extract(images))
+    must_fail("3 rows that were deleted", f"publish {store.path} {images}/web", code=Exit.STORE)
     gone = set(np.flatnonzero(store.samples.ok == 0).tolist())
     assert len(gone) == 3
     made = make_partition(store, "iid", seed=0, clients=3)
