@@ -40,8 +40,8 @@ from fedcache.progress import Round
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
-    from fedcache.calls.backbones import backbone as backbone
     from fedcache.calls.models import forget as forget
+    from fedcache.extract.backbones.own_module import backbone as backbone
     from fedcache.extract.extract_dataset import Extraction as Extraction
     from fedcache.extract.recipe import Recipe as Recipe
     from fedcache.federate.engine.method import Method as Method
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 # Name -> the module that defines it, which is imported when the name is first used.
 _LATER = {
-    "backbone": "fedcache.calls.backbones",
+    "backbone": "fedcache.extract.backbones.own_module",
     "forget": "fedcache.calls.models",
     "Extraction": "fedcache.extract.extract_dataset",
     "FedClassifier": "fedcache.models.fed_classifier",

@@ -318,7 +318,7 @@ def constant(x):
     ("change", "laws"), [(right, set()), (constant, {"items_are_distinguished"})]
 )
 def test_a_wrong_backbone_breaks_its_law(change, laws, tmp_path):
-    name = own_module.register(Wrong(change), f"law-{change.__name__}")
+    name = own_module.backbone(Wrong(change), f"law-{change.__name__}")
     assert broken(testing.backbone_laws(name, home=tmp_path)) == laws
 
 
@@ -330,7 +330,7 @@ def test_a_wrong_backbone_breaks_its_law(change, laws, tmp_path):
     ],
 )
 def test_what_depends_on_chance_or_on_the_batch_is_no_backbone(change, said):
-    refused(lambda: own_module.register(Wrong(change), "law-wrong"), said)
+    refused(lambda: own_module.backbone(Wrong(change), "law-wrong"), said)
 
 
 ENCODERS = """

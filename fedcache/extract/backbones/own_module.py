@@ -29,7 +29,7 @@ from fedcache.extract.backbones.own import Choice, checked_encoder, pooling_of, 
 from fedcache.extract.backbones.own_digest import digest_of_parts
 from fedcache.extract.recipe import DECODERS, IMAGES, NORMS, TEXTS, UNIT, Recipe
 from fedcache.optional import reason
-from fedcache.plugins import MODULE, may_be_run
+from fedcache.plugins import MODULE, may_be_run, note_named
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -57,13 +57,13 @@ class OwnModule:
 
 
 _IN_MEMORY: dict[str, OwnModule] = {}
-"""Name -> module that ``register`` has made known."""
+"""Name -> module that ``backbone`` has made known."""
 _BUILT: dict[str, tuple[Any, OwnModule]] = {}
 """Spec -> factory and the module it made. A factory is called again only if its name later means another function."""
 
 
-def register(
-    module: Any,
+def backbone(
+    module: nn.Module | str,
     name: str | None = None,
     *,
     transform: Callable[[Any], Tensor] | None = None,
@@ -72,20 +72,35 @@ def register(
     std: Sequence[float] | None = None,
     version: str | None = None,
 ) -> str:
-    """Make a module known to this process as a backbone, and return its name: ``module:NAME``.
+    """Make a torch module a backbone of this process: ``fc.extract("digits", [fc.backbone(net, "mine", size=64)])``.
 
     Args:
-        module: an ``nn.Module`` that maps [B, 3, size, size] to [B, D], [B, T, D] or [B, D, H, W]; the last two are
-            averaged. ``own_inputs`` describes modules of texts or rows. The module is copied before it runs, so its
-            mode and gradients do not change.
-        name: None for the name of its class.
-        transform: from a Pillow image, RGB, size x size, to the module's input without the batch; None normalises.
-        size, mean, std: of its input; None for the module's attributes of these names, else 224 and ImageNet's.
-        version: replaces attributes and code in the digest; with None, the digest covers them.
+        module: maps [B, 3, size, size] to [B, D]; outputs [B, T, D] and [B, D, H, W] are averaged. fedcache runs a copy
+            in evaluation mode. Or the text ``module:PACKAGE.MODULE:FACTORY``. Models and stores that name this factory
+            may then call the factory in this process.
+        name: name of the backbone; None for the name of its class.
+        transform: maps a Pillow image (RGB, already size x size) to the module's input without the batch dimension.
+            None scales to [0, 1] and normalises by ``mean`` and ``std``.
+        size, mean, std: side in pixels and normalisation of the input; None for the module's attributes of these names,
+            else 224 and the values of ImageNet.
+        version: a version that stands for the module's code, its transform and all its objects besides tensors. Change
+            the version when any of these changes. Needed for code that is in no file, as in a notebook. With None,
+            fedcache digests the source files and the objects.
 
-    Raises:
-        UsageError, for an object that is not a module, fails on images, or has no digest.
+    Returns:
+        The name ``module:NAME``, which all functions accept in this process.
+
+    Raises UsageError for an object that is no module, for a module that fails on two images, and for one with objects
+    that cannot be digested.
     """
+    if isinstance(module, str):
+        if not module.startswith(MODULE):
+            raise UsageError(
+                f"{module!r} does not begin with 'module:'. Only names that begin with 'module:' can be allowed.",
+                "fc.backbone('module:PACKAGE.MODULE:FACTORY')",
+            )
+        note_named(module)
+        return derive(module, Choice()).name
     from torch import nn
 
     if not isinstance(module, nn.Module):
