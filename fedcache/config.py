@@ -744,11 +744,10 @@ def refuse_remote(value: object, name: str, *, remote: bool = False) -> None:
             f"{name}: {value} is not the address of a store.",
             f"Give a local path, or an address that begins with one of {known}, such as s3://bucket/digits",
         )
-    hint = "Copy or mount the data and give the local path. Only published stores can be read from a remote address"
-    if isinstance(value, Path):
-        hint += ". Give the address as a string, not as a Path"
     raise UsageError(
-        f"{name} needs a local path, but {found[1]}:// is a remote address.", f"{hint}."
+        f"{name} needs a local path, but {found[1]}:// is an address.",
+        "Copy or mount the data and give the local path. Only published stores can be read from an address, and in "
+        "Python the address must be a string.",
     )
 
 

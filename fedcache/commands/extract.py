@@ -253,12 +253,9 @@ def describe_line(done: Extraction) -> str:
     if done.images > done.ok and done.ok:
         quarantined = f", {done.images - done.ok} quarantined"
     if done.decoded:
-        reading = "reading"
-        if holds == IMAGES:
-            reading = "decoding"
         rate = f"{done.rate:,.1f} {holds}/s with {counted(done.workers, 'process')}"
         return (
-            f"{counted(done.decoded, one_of(holds))} in {done.seconds:,.1f} s: {rate}; {reading} and the "
+            f"{counted(done.decoded, one_of(holds))} in {done.seconds:,.1f} s: {rate}; reading and the "
             f"model used {done.busy:.0%} of the cores{quarantined}."
         )
     if done.part is not None and not done.images:

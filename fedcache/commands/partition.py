@@ -42,8 +42,8 @@ from fedcache.runs.store_choice import train_example
 LISTED = 100_000
 """Maximum number of clients that ``--json`` describes."""
 
-SHOWN = 24
-"""Maximum number of clients of a partition for which the terminal shows all clients."""
+SHOWN = 20
+"""Maximum number of clients that the terminal shows."""
 
 MANY_ROWS = 1_000_000
 """Number of rows from which a note says that rows are being assigned, because this takes seconds."""
@@ -182,7 +182,7 @@ def partition(
 
 
 def table_of_clients(rows: Sequence[ClientRow], clients: int, *, validated: bool) -> TextTable:
-    """The rows of each client. If there are more than ``SHOWN`` clients, only the first 20 are shown, as examples.
+    """The rows of each client, or of the first ``SHOWN`` clients.
 
     Args:
         rows: rows of the first clients, or of all clients.
@@ -191,7 +191,6 @@ def table_of_clients(rows: Sequence[ClientRow], clients: int, *, validated: bool
     """
     title = ""
     if clients > SHOWN:
-        rows = rows[:20]
         title = f"the first {len(rows)} of {clients} clients"
     names = ["client", "train", "test", "classes", "rows of each class"]
     if validated:

@@ -261,9 +261,6 @@ def embedded(
     """
     N = len(images.names)
     one_view = [replace(item, recipe=item.recipe.plain()) for item in planned]
-    # The uid of an image is its number, big-endian. It seeds no augmentation, because only view 0 is computed.
-    uid = np.zeros((N, 16), np.uint8)
-    uid[:, :8] = np.arange(N, dtype=">u8").view(np.uint8).reshape(N, 8)
     # Names sort in the order in which the images were named.
     numbers = tuple(f"{row:012d}" for row in range(N))
     data = Dataset(
@@ -275,7 +272,7 @@ def embedded(
         label=np.full(N, -1, np.int32),
         domain=np.zeros(N, np.int16),
         split=np.zeros(N, np.uint8),
-        uid=uid,
+        uid=np.zeros((N, 16), np.uint8),  # it seeds only the views after the first
         template=None,
         reading="",
         source=images.source,

@@ -33,7 +33,13 @@ from fedcache.extract.compute_features import (
 )
 from fedcache.extract.datasets import holds_of, in_memory, parts_of, peek
 from fedcache.extract.datasets.columns import with_keys
-from fedcache.extract.datasets.dataset import Context, Dataset, samples_of, trained_and_tested
+from fedcache.extract.datasets.dataset import (
+    Context,
+    Dataset,
+    UnchangedSource,
+    samples_of,
+    trained_and_tested,
+)
 from fedcache.extract.datasets.kinds import CONTENT
 from fedcache.extract.device import cores
 from fedcache.extract.how import jobs_of, resolve_compute
@@ -804,6 +810,7 @@ def compute(
             new = counted(earlier.data.new, one_of(data.holds))
             observer.note(f"The new store starts from {parent.path.name}; {new} will be added.")
     check_disk(path, data, planned, part)
+    data = replace(data, source=UnchangedSource(data.source, data.uid))
     is_new = not path.exists()
     store = open_or_create(path, data, home, earlier, part, observer)
     wanted = wanted_text(store, planned, data.classes, data.template, config, keep=keep_text)
@@ -813,11 +820,9 @@ def compute(
             "The dataset has no classes, so it has no text features, which some methods need."
         )
     text = missing_text(store, planned, wanted)
-    states = {}
-    for job in jobs:
-        states[job.key] = "new"
-        if job.key in store.arrays and not options.fresh:
-            states[job.key] = "complete"
+    states = dict.fromkeys([job.key for job in jobs], "new")
+    if not options.fresh:
+        states |= dict.fromkeys(states.keys() & store.arrays.keys(), "complete")
     try:
         stats = extract_arrays(
             store,

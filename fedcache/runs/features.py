@@ -268,7 +268,7 @@ def _digest_of_features(array: ArrayInfo) -> str:
     """Digest of the recipe of an array, and of the number type of the computation if it is not float32."""
     computed_in = array.how.get("dtype", "float32")
     if computed_in == "float32":
-        return str(array.digest)
+        return array.digest
     return digest_of([array.digest, computed_in])
 
 

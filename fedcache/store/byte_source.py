@@ -52,8 +52,10 @@ QUIET = 9.0
 
 
 CREDENTIALS = (
-    "Check the credentials in the environment: for s3:// AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION, or "
-    "AWS_SKIP_SIGNATURE=true for a public bucket."
+    "Check the environment variables: for s3:// AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION (or "
+    "AWS_SKIP_SIGNATURE=true for a public bucket), and AWS_ENDPOINT_URL (https://HOST) for a server other than "
+    "Amazon's; for gs:// GOOGLE_APPLICATION_CREDENTIALS; for az:// AZURE_STORAGE_ACCOUNT_NAME and "
+    "AZURE_STORAGE_ACCOUNT_KEY."
 )
 
 
@@ -186,10 +188,10 @@ class RemoteSource:
     def __init__(self, address: str) -> None:
         self.place = address.rstrip("/")
         # Results contain the address, and they are shown and shared.
-        if re.match(r"https?://[^/]*:[^/]*@", address):
+        if "?" in address or re.match(r"\w+://[^/]*:[^/]*@", address):
             raise UsageError(
-                "fedcache does not accept an address that contains a password, because results would store the "
-                "password.",
+                "fedcache does not accept an address with a password or with '?', because results would store the "
+                "password or key that it contains.",
                 "Serve the store without a password, or publish it to a bucket and set the bucket's keys in the "
                 "environment.",
             )
@@ -312,8 +314,15 @@ class RemoteSource:
                 return call()
             except FileNotFoundError:
                 raise
-            except Exception as error:
+            except BaseException as error:
                 why = _in_words(error)
+                # obstore's Rust code panics at a setting that it cannot parse, such as an endpoint without http://.
+                if type(error).__name__ == "PanicException":
+                    raise UsageError(
+                        f"{self.place} cannot be opened ({why}).", CREDENTIALS
+                    ) from error
+                if not isinstance(error, Exception):
+                    raise
                 if _is_refusal(error):
                     hint = CREDENTIALS
                     if self.place.startswith("http"):
@@ -345,7 +354,7 @@ def _allows_http(scheme: str) -> bool:
     return scheme == "http" or any(place.startswith("http://") for place in endpoints)
 
 
-def _status(error: Exception) -> int:
+def _status(error: BaseException) -> int:
     """The HTTP status in an error's text; 0 without one."""
     found = re.search(r"\bstatus(?: code)?:? (\d{3})\b", str(error))
     if found is None:
@@ -368,7 +377,7 @@ def _may_pass(error: Exception) -> bool:
     return not 400 <= status < 500 or status in (408, 425, 429)
 
 
-def _in_words(error: Exception) -> str:
+def _in_words(error: BaseException) -> str:
     """The cause of an error, without addresses and the source lines that obstore prints."""
     status = _status(error)
     if status:

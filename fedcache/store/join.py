@@ -168,7 +168,7 @@ def _check_arrays(other: OpenPart, first: OpenPart) -> None:
     if finished.keys() != expected.keys():
         raise StoreError(
             f"{_other_arrays(other, finished, first, expected)}.",
-            f"Compute this part again. Add all options of the other parts to this command:  {command}",
+            f"Compute every part with the same options:  {first.part.command}   and so on",
         )
     for key, info in finished.items():
         if info.header != expected[key].header:

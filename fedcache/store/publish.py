@@ -112,6 +112,8 @@ def publish(
         MachineError without the extra ``remote``, or where writing fails.
     """
     place = check_target(target)
+    if f"{place}/".startswith(f"{store.place}/"):
+        raise _inside(place, store.place)
     if not store.arrays or not store.rows:
         raise StoreError(
             f"{store.place} has no features to publish.",
@@ -386,10 +388,7 @@ def _need_own_place(source: ByteSource) -> None:
     if local:
         for above in folder.parents:
             if (above / "samples" / "uid").is_dir():
-                raise StoreError(
-                    f"Nothing can be published to {folder}, because it is inside the store {above}.",
-                    _other_place(above),
-                )
+                raise _inside(folder, above)
     if local and folder.exists():
         if not folder.is_dir():
             raise _something_else(source, "a file")
@@ -403,6 +402,13 @@ def _need_own_place(source: ByteSource) -> None:
         present = [name for name in _OURS if source.size(name) is not None]
     if present and source.size(MARK) is None:
         raise _something_else(source, present[0])
+
+
+def _inside(place: object, store: object) -> StoreError:
+    return StoreError(
+        f"Nothing can be published to {place}, because it is inside the store {store}.",
+        _other_place(store),
+    )
 
 
 def _something_else(source: ByteSource, what: str) -> StoreError:

@@ -53,7 +53,7 @@ def test_one_policy_has_one_text(text, one):
         ("flp=0.5", "Did you mean 'flip'"),
         ("domainnet=3", "'domainnet'"),
         ("flip,,rotate=3", "''"),
-        ("rotate", "rotate=DEGREES with DEGREES from 0 to 180"),
+        ("rotate", "rotate=DEGREES, with DEGREES from 0 to 180"),
         ("rotate=200", "DEGREES from 0 to 180"),
         ("rotate=nan", "DEGREES from 0 to 180"),
         ("flip=half", "P from 0 to 1"),

@@ -198,6 +198,20 @@ def test_a_finished_extraction_needs_no_gpu_and_says_so(images, monkeypatch):
         assert f"{option} has no effect" in again.err
 
 
+def test_an_image_that_changes_after_its_digest_is_not_stored(images, monkeypatch):
+    changed = images / "train/ant/000.png"
+
+    def change(*_):
+        changed.write_bytes((images / "train/zebra/000.png").read_bytes())
+
+    monkeypatch.setattr(extraction, "check_disk", change)
+    done = extract(images)
+    assert done.code == Exit.QUARANTINED
+    (bad,) = done.data["bad"]
+    assert bad["name"] == "train/ant/000.png"
+    assert bad["reason"] == "changed since the extraction began"
+
+
 def test_features_of_another_number_type_make_another_run(images, tmp_path):
     runs = set()
     for dtype in ("float32", "bfloat16"):

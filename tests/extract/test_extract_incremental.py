@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import apart, ok, start, words_of
+from command import apart, fedcache, ok, start, words_of
 from damage import flip_bit
 from draws import examples
 from failing_command import must_fail
@@ -128,7 +128,7 @@ def test_vanished_rows_are_dealt_to_nobody(images):
     extract(images)
     for name in ("train/zebra/001.png", "train/ant/002.png", "test/10/001.png"):
         (images / name).unlink()
-    plan = ok(f"extract folder:{images} {SMALL} --dry-run").out
+    plan = fedcache(f"extract folder:{images} -b random-projection {SMALL} --dry-run").out
     assert "all of them have features in the earlier store" in plan
     add(images)
     store = store_of(extract(images))

@@ -392,7 +392,7 @@ def test_settings_are_never_averaged_unless_they_are_blocks(three):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--score worst10", "mean over seeds"),
+        ("--score worst10", "only the mean of worst10 over seeds"),
         ("--score macro_f1 --over clients", "clients"),
         ("--against fedprox", "2 runs"),
         ("--level nan", "--level"),

@@ -255,8 +255,12 @@ def test_a_publication_of_a_publication_is_equal(server, place, published):
     assert bytes_of(place / "b") == bytes_of(published)
 
 
-def test_an_address_with_a_password_is_refused() -> None:
-    done = fedcache("inspect http://me:secret@127.0.0.1:1/toy")
+@pytest.mark.parametrize(
+    "address",
+    ["http://me:secret@127.0.0.1:1/toy", "s3://me:secret@bucket/toy", "http://x/toy?key=secret"],
+)
+def test_an_address_with_a_password_is_refused(address):
+    done = fedcache("inspect", address)
     assert done.code == Exit.USAGE
     assert "secret" not in done.err
 
@@ -322,7 +326,7 @@ def test_a_place_with_something_else_is_left_alone(toy, place, published):
     mine = Store.from_arrays({"mine": np.ones((4, 2), np.float32)}, labels=[0, 1, 0, 1])
     for store, target, said in (
         (toy, other, r"thesis\.txt"),
-        (toy, toy.path, "not a publication of this store"),
+        (toy, toy.path, "is inside the store"),
         (toy, published / "inside", "is inside the store"),
         (toy, toy.path / "inside", "is inside the store"),
         (mine, published, "a publication of another dataset"),

@@ -83,7 +83,7 @@ def test_three_methods_give_equal_results_wherever_the_store_is(
         assert bytes_of(tmp_path / other, "*.safetensors") == models
 
 
-def test_a_bucket_refuses_in_one_sentence(bucket, digits):
+def test_a_bucket_refuses_in_one_sentence(bucket, digits, monkeypatch):
     must_fail("is not a store", f"inspect {bucket}/nothing", code=Exit.STORE)
     missing = fedcache(f"publish {digits} {bucket}-missing/x")
     assert missing.code == Exit.STORE
@@ -95,6 +95,12 @@ def test_a_bucket_refuses_in_one_sentence(bucket, digits):
         lambda: publish.publish(Store.open(digits), f"{bucket}/x", "", Silent()),
         "a publication of another dataset",
     )
+    inside = f"publish {bucket}/x {bucket}/x"
+    must_fail("inside the store", inside, code=Exit.STORE)
+    must_fail("inside the store", f"{inside}/more", code=Exit.STORE)
+    for endpoint in ("localhost:80", "", "http://localhost:99999"):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        must_fail("AWS_ENDPOINT_URL (https://HOST)", f"inspect {bucket}/x")
 
 
 READ = """

@@ -62,6 +62,21 @@ class RowsSource:
         return self.source.read(int(self.rows[row]))
 
 
+@dataclass(frozen=True)
+class UnchangedSource:
+    """Reads another source, and refuses encoded images and texts that have changed since the dataset was read."""
+
+    source: Source  # the other source
+    uid: NDArray[np.uint8]  # [N, 16] of the rows, as in ``Dataset``
+
+    def read(self, row: int) -> bytes | NDArray[Any]:
+        """The image of a row; raises ``BadImage``."""
+        raw = self.source.read(row)
+        if isinstance(raw, bytes) and uid_of(raw) != self.uid[row].tobytes():
+            raise BadImage("changed since the extraction began")
+        return raw
+
+
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """Dataset of N labelled images, texts or rows of numbers from one or more domains.

@@ -113,8 +113,8 @@ class WorkerProcesses:
             )
         return MachineError(
             f"An extraction worker ended unexpectedly ({how}).",
-            "A common cause is too little memory. To resume, run the same command again with a smaller --batch or "
-            "with --workers 1.",
+            "A common cause is too little memory. To resume, run the same command again with --workers 1. A smaller "
+            "--batch needs less memory, but only together with --fresh, which discards the finished chunks.",
         )
 
     def close(self) -> None:
