@@ -746,8 +746,8 @@ def refuse_remote(value: object, name: str, *, remote: bool = False) -> None:
         )
     raise UsageError(
         f"{name} needs a local path, but {found[1]}:// is an address.",
-        "Copy or mount the data and give the local path. Only published stores can be read from an address, and in "
-        "Python the address must be a string.",
+        "Copy or mount the data and give the local path. Only published stores can be read from an address. In Python, "
+        "this address is a str, not a Path.",
     )
 
 

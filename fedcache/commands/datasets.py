@@ -148,7 +148,9 @@ def datasets_pull(
     name: ListedName,
     mirror: Annotated[
         str | None,
-        typer.Option("--from", help="Address of a mirror that has the same files (paper:NAME)."),
+        typer.Option(
+            "--from", help="For datasets named paper:NAME: address of a mirror with the same files."
+        ),
     ] = None,
 ) -> CommandResult:
     """Download a dataset that has a permanent address. fedcache downloads nothing without this command.

@@ -294,7 +294,7 @@ def growth_lines(done: Extraction) -> list[str]:
 
 
 def text_lines(done: Extraction) -> list[str]:
-    """A line for each backbone whose current prompt templates change, or would change after a dry run."""
+    """A line for each backbone whose current prompt templates change. After a dry run: would change."""
     words = {
         "computed": "computed; these are the current templates now",
         "made current": "stored before; these are the current templates again",

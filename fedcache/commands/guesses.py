@@ -74,7 +74,7 @@ def answer(error: Any, arguments: Sequence[str]) -> UsageError:
 
 
 def unknown_option(option: str, message: str, context: Any, arguments: Sequence[str]) -> UsageError:
-    """The answer to an option that a command does not have."""
+    """The error message for an option that a command does not have."""
     known: list[str] = []
     for parameter in context.command.params:
         known += parameter.opts

@@ -321,7 +321,7 @@ def rare(items: Sequence[Field[Any]]) -> list[Field[Any]]:
 
 
 def worded(items: Sequence[Field[Any]], name: str | None, **words: Any) -> list[Field[Any]]:
-    """Copies of fields whose options have other help texts.
+    """Copies of fields for commands in which the option needs another help text.
 
     Args:
         items: fields of a configuration.

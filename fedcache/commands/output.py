@@ -261,7 +261,7 @@ class CommandResult:
 def run_command(
     command: str, as_json: bool, call: Callable[[TerminalObserver], CommandResult]
 ) -> None:
-    """Run a command's call and leave with its exit code.
+    """Run the function of a command, then end the process with its exit code.
 
     If the reader of stdout closes it early (``| head -1``), the exit code is the same; only less is printed.
 

@@ -276,7 +276,7 @@ def evaluate_run(
     check_saved(place, members[0], options)
     if not names:  # a model file without its run
         raise StoreError(
-            f"The run has no saved personal models ({facts.clients:,} clients).",
+            f"The run saved none of the personal models of its {facts.clients:,} clients.",
             "Train again with --fresh --save-clients all, or use --global.",
         )
     # The only personal model is measured like that of a named client.
@@ -435,7 +435,7 @@ def mistakes_of_run(place: Path, store: Store, partition: Partition, home: Home)
     ]
     if not clients:
         raise StoreError(
-            f"The run has no saved personal models ({facts.clients:,} clients).",
+            f"The run saved none of the personal models of its {facts.clients:,} clients.",
             command_saving(place, "all"),
         )
     first = predictor_of(members, ModelOptions(client=clients[0].name), home, "auto")

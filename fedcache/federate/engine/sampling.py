@@ -238,7 +238,8 @@ def parse_clusters(clusters: str | None, per_round: int) -> ClusterRule | None:
         rule = ClusterRule(int(number), per_round)
     else:
         raise UsageError(
-            f"--client-clusters {clusters}: expected a number from 1, or a file.", "For example 10"
+            f"--client-clusters {clusters}: expected a whole number of at least 1, or a file.",
+            "For example 10",
         )
     if not 1 <= per_round <= rule.count:
         why = f"--clusters-per-round is {per_round}, but there are only {rule.count} clusters"

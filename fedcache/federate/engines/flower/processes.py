@@ -573,9 +573,9 @@ class Address:
                     return True
         except ssl.SSLCertVerificationError as error:
             raise MachineError(
-                f"The certificate of {self} was not signed by {self.ca}: {error.verify_message}.",
-                "Use ca.crt from the server's folder of keys. If the host name differs from the "
-                f"certificate: fedcache flower keys --out KEYS --host {shell_word(self.host)}",
+                f"The certificate of {self} cannot be verified with {self.ca}: {error.verify_message}.",
+                "Use ca.crt from the server's folder of keys. If the certificate is for another host name: "
+                f"fedcache flower keys --out KEYS --host {shell_word(self.host)}",
             ) from error
         except ssl.SSLError as error:
             raise MachineError(
