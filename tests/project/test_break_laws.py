@@ -28,6 +28,7 @@ def changed_code(file, old, new):
     return made
 
 
+@pytest.mark.slow
 def test_a_mutation_uses_no_name_that_its_module_lacks(tmp_path):
     """Its law would fail by the unknown name, and not by what it says."""
     changes = [(row.file, row.old, row.new) for row in break_laws.TABLE]
@@ -41,6 +42,7 @@ def test_a_mutation_uses_no_name_that_its_module_lacks(tmp_path):
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.slow
 def test_a_mutation_finds_its_law():
     laws = break_laws.laws()
     for row in break_laws.TABLE:

@@ -115,6 +115,7 @@ def test_what_the_package_imports_is_declared_and_what_is_declared_is_imported()
     assert optional_ones - set(found) - LOADED_BY_NAME == set()
 
 
+@pytest.mark.slow
 def test_what_is_optional_is_imported_inside_functions_alone():
     """Else ``import fedcache`` or a command fails where the extra is not installed."""
     core = {distribution(line) for line in PROJECT["dependencies"]} | {"pytest"}

@@ -109,6 +109,7 @@ def check_lines(pages):
     return seen
 
 
+@pytest.mark.slow
 def test_command_lines_of_pages_that_people_write():
     assert check_lines({path.name: content(path) for path in PAGES}) > 250
 
