@@ -80,5 +80,7 @@ def test_a_model_of_another_width_does_not_verify(checkpoint, monkeypatch):
             ModuleEncoder, "image", lambda self, x, change=change: change(real(self, x))
         )
         must_fail(
-            "expected [2, 512]", f"backbones verify {NAME} --weights {NAME}={checkpoint}", code=6
+            "Expected the shape [2, 512]",
+            f"backbones verify {NAME} --weights {NAME}={checkpoint}",
+            code=6,
         )
