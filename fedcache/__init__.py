@@ -26,12 +26,9 @@ from fedcache.api import (
     extract,
     grid,
     ingest,
-    join,
     load_model,
-    partition,
     personalise,
     report,
-    shard,
     train,
 )
 from fedcache.errors import FedcacheError
@@ -41,6 +38,9 @@ __version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from fedcache.calls.models import forget as forget
+    from fedcache.calls.stores import join as join
+    from fedcache.calls.stores import partition as partition
+    from fedcache.calls.stores import shard as shard
     from fedcache.extract.backbones.own_module import backbone as backbone
     from fedcache.extract.extract_dataset import Extraction as Extraction
     from fedcache.extract.recipe import Recipe as Recipe
@@ -57,6 +57,9 @@ if TYPE_CHECKING:
 _LATER = {
     "backbone": "fedcache.extract.backbones.own_module",
     "forget": "fedcache.calls.models",
+    "join": "fedcache.calls.stores",
+    "partition": "fedcache.calls.stores",
+    "shard": "fedcache.calls.stores",
     "Extraction": "fedcache.extract.extract_dataset",
     "FedClassifier": "fedcache.models.fed_classifier",
     "Grid": "fedcache.grids.result",
@@ -79,12 +82,9 @@ __all__ = [
     "extract",
     "grid",
     "ingest",
-    "join",
     "load_model",
-    "partition",
     "personalise",
     "report",
-    "shard",
     "train",
 ]
 

@@ -108,30 +108,6 @@ def extract(
 
 
 @names_checked
-def join(
-    parts: Sequence[Store | str | Path],
-    *,
-    store: str | Path | None = None,
-    max_bad: str = "1%",
-    observer: Observer | None = None,
-) -> Store:
-    """Assemble the parts of a store, which ``extract(part="1/4")`` and so on made on this or other machines.
-
-    Args:
-        parts: all parts, in any order.
-        store: directory of the store; None for the default directory of the dataset.
-        max_bad: largest share (``"1%"``) or number of unreadable images in all parts together.
-        observer: receives progress messages.
-
-    Raises StoreError if parts are missing, given twice, unfinished, or differ in data, recipes or weights, and
-    CorruptionError if a part is damaged.
-    """
-    from fedcache.calls import stores
-
-    return stores.join(parts, store, max_bad, observer)
-
-
-@names_checked
 def ingest(
     file: str | Path,
     name: str,
@@ -170,48 +146,6 @@ def ingest(
     from fedcache.calls import stores
 
     return stores.ingest(given)
-
-
-@names_checked
-def partition(
-    store: AnyStore | None,
-    scheme: Any = None,
-    *,
-    seed: int = 0,
-    name: str | None = None,
-    **arguments: Any,
-) -> Partition:
-    """Assign the rows of a store to clients, and save the partition in the store.
-
-    Args:
-        store: a store or its path; None for the only one.
-        scheme: a name as for ``fedcache partition``, or None with ``by=COLUMN``. Or the assignment itself: a list with
-            the client of each row in the order of ``Store.samples.name``, a dict from clients to rows, a CSV file with
-            ``name,client[,split]``, or a function of the store that returns an assignment.
-        seed: seed of the random draws.
-        name: name under which the partition is saved.
-        arguments: arguments of the scheme (clients, alpha, shards, ...). ``replace=True`` replaces a partition of the
-            same name that assigns the rows differently.
-
-    Raises UsageError for an argument that the scheme does not have, for a value that the rows do not allow, and for
-    the name of a partition that assigns the rows differently.
-    """
-    from fedcache.calls import stores
-
-    return stores.partition(store, scheme, seed, name, **arguments)
-
-
-def shard(store: AnyStore | None, parts: Partition, out: str | Path | None = None) -> Path:
-    """Write one ordinary store per client; returns their directory.
-
-    Args:
-        store: a store or its path; None for the only one.
-        parts: the partition.
-        out: directory for the stores; None for one next to the store.
-    """
-    from fedcache.calls import stores
-
-    return stores.shard(store, parts, out)
 
 
 @names_checked

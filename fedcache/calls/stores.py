@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.calls.backbones import backbone_names
-from fedcache.calls.keywords import fields_of
+from fedcache.calls.keywords import fields_of, names_checked
 from fedcache.config import ExtractConfig, Home, refuse_remote, resolve
 from fedcache.errors import UsageError
 from fedcache.extract.extract_dataset import extract as extract_dataset
@@ -95,13 +95,25 @@ def ingest(given: Mapping[str, Any]) -> Store:
     ).store
 
 
+@names_checked
 def join(
     parts: Sequence[Store | str | Path],
-    store: str | Path | None,
-    max_bad: str,
-    observer: Observer | None,
+    *,
+    store: str | Path | None = None,
+    max_bad: str = "1%",
+    observer: Observer | None = None,
 ) -> Store:
-    """The store of all parts, each given as a folder or an opened store."""
+    """Assemble the parts of a store, which ``extract(part="1/4")`` and so on made on this or other machines.
+
+    Args:
+        parts: all parts, in any order.
+        store: directory of the store; None for the default directory of the dataset.
+        max_bad: largest share (``"1%"``) or number of unreadable images in all parts together.
+        observer: receives progress messages.
+
+    Raises StoreError if parts are missing, given twice, unfinished, or differ in data, recipes or weights, and
+    CorruptionError if a part is damaged.
+    """
     if isinstance(parts, str | Path | Store):
         parts = [parts]
     folders: list[str | Path] = []
@@ -120,23 +132,50 @@ def _names(given: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(given)
 
 
+@names_checked
 def partition(
-    store: Store | str | Path | None, scheme: object, seed: int, name: str | None, /, **options: Any
+    store: Store | str | Path | None,
+    scheme: Any = None,
+    *,
+    seed: int = 0,
+    name: str | None = None,
+    **arguments: Any,
 ) -> Partition:
-    """A partition by a scheme, or from a given assignment of rows; saved in the store unless the store is published.
+    """Assign the rows of a store to clients, and save the partition in the store, unless the store is published.
 
-    ``options`` are arguments of the scheme.
+    Args:
+        store: a store or its path; None for the only one.
+        scheme: a name as for ``fedcache partition``, or None with ``by=COLUMN``. Or the assignment itself: a list with
+            the client of each row in the order of ``Store.samples.name``, a dict from clients to rows, a CSV file with
+            ``name,client[,split]``, or a function of the store that returns an assignment.
+        seed: seed of the random draws.
+        name: name under which the partition is saved.
+        arguments: arguments of the scheme (clients, alpha, shards, ...). ``replace=True`` replaces a partition of the
+            same name that assigns the rows differently.
+
+    Raises UsageError for an argument that the scheme does not have, for a value that the rows do not allow, and for
+    the name of a partition that assigns the rows differently.
     """
     opened_store = opened(store)
     if is_given(scheme):
-        return given_partition(opened_store, scheme, seed=seed, name=name, **options)
+        return given_partition(opened_store, scheme, seed=seed, name=name, **arguments)
     if scheme is not None:
         scheme = str(scheme)
-    return make_partition(opened_store, scheme, seed=seed, name=name, **options)
+    return make_partition(opened_store, scheme, seed=seed, name=name, **arguments)
 
 
-def shard(store: Store | str | Path | None, parts: Partition, out: str | Path | None) -> Path:
-    """Write one store per client; returns their directory. Raises UsageError if ``parts`` is only a name."""
+def shard(
+    store: Store | str | Path | None, parts: Partition, out: str | Path | None = None
+) -> Path:
+    """Write one ordinary store per client; returns their directory.
+
+    Args:
+        store: a store or its path; None for the only one.
+        parts: the partition.
+        out: directory for the stores; None for one next to the store.
+
+    Raises UsageError if ``parts`` is only a name.
+    """
     if isinstance(parts, str):
         raise UsageError(
             f"parts= must be a partition, but got {parts!r}.",

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import UsageError, shell_word
+from fedcache.errors import FedcacheError, UsageError, shell_word
 from fedcache.extract import backbones as registry
 from fedcache.extract.backbones.backbone import ModuleEncoder, text_features
 from fedcache.extract.datasets import Source
@@ -27,6 +27,7 @@ from fedcache.extract.image_files import BadImage
 from fedcache.extract.images import decode, view
 from fedcache.extract.inputs import ItemEncoder, Prepare, encode_items, read_items
 from fedcache.extract.recipe import IMAGES, Recipe, reads_of
+from fedcache.optional import reason
 
 if TYPE_CHECKING:
     from fedcache.extract.backbones import Backbone, FrozenEncoder, Weights
@@ -244,10 +245,19 @@ class BatchRunner:
             start = time.perf_counter()
             job = self.jobs[key]
             given = inputs[input_key(job.recipe)]
-            if job.backbone.reads == IMAGES:
-                features[key] = self._encode(job, given, rows, blank)
-            else:
-                features[key], cut[key] = self.encode_items(key, given, blank)
+            try:
+                if job.backbone.reads == IMAGES:
+                    features[key] = self._encode(job, given, rows, blank)
+                else:
+                    features[key], cut[key] = self.encode_items(key, given, blank)
+            except Exception as error:
+                # The user's code may raise any error, which becomes a message.
+                if isinstance(error, FedcacheError) or job.backbone.provider != "own_module":
+                    raise
+                raise UsageError(
+                    f"{job.backbone.name} fails on rows {rows[0]} to {rows[-1]}: {reason(error)}",
+                    "Fix the module, or leave it out of --backbones.",
+                ) from error
             seconds[key] = time.perf_counter() - start
         return ComputedBatch(features, bad, len(rows), decode_seconds, seconds, cut)
 

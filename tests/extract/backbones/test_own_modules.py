@@ -363,3 +363,22 @@ def test_torchscript_is_refused_also_as_a_part(nets):
         nn.Sequential(torch.jit.script(nn.Flatten()), nn.Identity()),
     ):
         refused(lambda made=made: fc.backbone(made, "scripted", size=8), "TorchScript", "onnx:FILE")
+
+
+class Picky(nn.Module):
+    size = 8
+
+    def forward(self, x):
+        if len(x) == 4 and x.max() > 0:  # the speed is measured with black images
+            raise RuntimeError("no batch of four")
+        return x.mean((2, 3))
+
+
+def test_a_module_that_fails_on_a_batch_is_named_with_its_rows(tmp_path):
+    flat(tmp_path)
+    data = f"folder:{tmp_path}"
+    refused(
+        lambda: fc.extract(data, [Picky()], batch=4, workers=0),
+        "module:Picky fails on rows 0 to 1",
+        "no batch of four",
+    )
