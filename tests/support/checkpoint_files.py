@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from make_images import random_bytes
 
 
 def resnet18_metadataset():
@@ -104,6 +105,4 @@ def augreg_npz(path, *, width=192, blocks=12):
 
 def images(count, side, seed=0):
     """uint8 [count, side, side, 3]."""
-    return torch.from_numpy(
-        np.random.default_rng(seed).integers(0, 256, (count, side, side, 3), dtype=np.uint8)
-    )
+    return torch.from_numpy(random_bytes(seed, count, side, side, 3))

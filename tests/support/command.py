@@ -1,7 +1,5 @@
 """Run the real command line, in this process or in its own."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -31,6 +29,14 @@ class Done:
     def data(self):
         return self.envelope["data"]
 
+    @property
+    def error(self):
+        return self.envelope["error"]
+
+    @property
+    def warnings(self):
+        return self.envelope["warnings"]
+
 
 def words_of(line):
     """The words of a command line, as a shell has them."""
@@ -55,6 +61,11 @@ def ok(line, *words):
     done = fedcache(line, *words, "--json")
     assert done.code == 0, done.err + done.out
     return done
+
+
+def data_of(line, *words):
+    """The data that ``fedcache LINE WORDS --json`` answers with; the command must succeed."""
+    return ok(line, *words).data
 
 
 def environment(home):

@@ -1,7 +1,5 @@
 """Sites in this process behind a transport that packs and unpacks every message, and can fail as a network does."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 

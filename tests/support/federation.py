@@ -277,8 +277,7 @@ def go(name, settings=None, data=None, clients=None, **kwargs):
         data, clients = federation(dtype=kwargs["dtype"])
     method = METHODS[name] if isinstance(name, str) else name
     data = fitted(method, data)
-    hp = method.resolve("paper", chosen(settings))
-    return run(method, hp, data, clients, **kwargs)
+    return run(method, method.resolve("paper", chosen(settings)), data, clients, **kwargs)
 
 
 def start_of(name, settings, *pair, **kwargs):
@@ -294,6 +293,11 @@ def go_points(name, grid, data=None, clients=None, **kwargs):
     hps = [method.resolve("paper", chosen(settings)) for settings in grid]
     kwargs = {"rounds": 1, "dtype": torch.float64, **kwargs}
     return run_points(method, hps, fitted(method, data), clients, **kwargs)
+
+
+def server_gap(one, other):
+    """The largest difference between the servers of two runs."""
+    return gap(one.server, other.server)
 
 
 def keeps(saved):

@@ -4,8 +4,6 @@ Such a start takes milliseconds instead of two processor seconds, so that a kill
 imports.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import runpy

@@ -3,10 +3,10 @@
 import pytest
 
 
-def made_once(make):
-    """The fixture that is a copy of what ``make`` makes one time."""
+def made_once(make, **options):
+    """The fixture that is a copy of what ``make`` makes one time; the options are those of ``pytest.fixture``."""
 
-    @pytest.fixture
+    @pytest.fixture(**options)
     def copied(once):
         return once(make)
 

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from command import ok
+from command import data_of
 from pictures import folder
 
 from fedcache.config import Home
@@ -11,13 +11,16 @@ from fedcache.config import Home
 
 def place_of(*words):
     """``fedcache WORDS --json``, which must succeed: the path in its answer."""
-    return Path(ok(*words).data["path"])
+    return Path(data_of(*words)["path"])
 
 
-def extracted(place, **counts):
-    """A store of images with features of one backbone; by default 36 training and 12 test images of three classes."""
+def extracted(place, backbones="random-projection", **counts):
+    """A store of images with features of these backbones, after which options of ``extract`` may follow.
+
+    By default it has 36 training and 12 test images of three classes.
+    """
     images = folder(place / "shapes", **counts)
-    return place_of(f"extract --dataset folder:{images} --backbones random-projection --workers 0")
+    return place_of(f"extract --dataset folder:{images} --workers 0 --backbones {backbones}")
 
 
 def run_of(method):

@@ -8,9 +8,14 @@ import numpy as np
 from PIL import Image
 
 
+def random_bytes(seed, *shape):
+    """Random uint8 of this shape, which ``seed`` alone decides."""
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
 def pixels(seed, height=6, width=8):
     """uint8 [height, width, 3], different for each seed."""
-    return np.random.default_rng(seed).integers(0, 256, size=(height, width, 3), dtype=np.uint8)
+    return random_bytes(seed, height, width, 3)
 
 
 def encoded(image, kind="PNG", **options):

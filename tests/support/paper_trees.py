@@ -1,7 +1,5 @@
 """The datasets of the papers, tiny, in the true layouts and file formats of their authors."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import struct
@@ -42,6 +40,14 @@ class Tree:
 
     def row(self, name, label, split, image, domain="all"):
         self.rows.append(Row(name, label, domain, SPLITS[split], image))
+
+    def add(self, path, label, split, *, below="", name=None, domain="all", kind="JPEG"):
+        """Write an image, and note its row, which is named like its path in the folder ``below``."""
+        self.row(name or path, label, split, self.image(below + path, kind), domain)
+
+    def lines(self, path, lines, end="\n"):
+        """Write a text of these lines."""
+        write_directory(self.root, {path: "".join(line + end for line in lines).encode()})
 
 
 def python2(value):
@@ -155,8 +161,7 @@ def office10_tree(tree):
     for domain in held.domains:
         for label, folder in enumerate(held.folders):
             for i in range(2):
-                path = f"{domain}/{folder}/frame_{i:04d}.jpg"
-                tree.row(path, label, "train", tree.image(path), domain)
+                tree.add(f"{domain}/{folder}/frame_{i:04d}.jpg", label, "train", domain=domain)
 
 
 def domainnet10_lists(tree):
@@ -166,28 +171,22 @@ def domainnet10_lists(tree):
             lines = [f"{domain}/aircraft_carrier/{domain}_001_000018.jpg 0"]
             for label, folder in enumerate(held.folders):
                 path = f"{domain}/{folder}/{domain}_{9 - label:03d}_{split}.jpg"
-                tree.row(
-                    f"{domain}/{split}/{label:05d}/{path}", label, split, tree.image(path), domain
-                )
+                name = f"{domain}/{split}/{label:05d}/{path}"
+                tree.add(path, label, split, name=name, domain=domain)
                 lines.append(f"{path} {31 + label + d}")
-            write_directory(
-                tree.root, {f"{domain}_{split}.txt": ("\n".join(lines) + "\n").encode()}
-            )
+            tree.lines(f"{domain}_{split}.txt", lines)
 
 
 def _folders(tree, name, tops, file):
     for top, split in tops.items():
         for label, folder in enumerate(paper.read(name).folders):
-            path = f"{top}/{folder}/{file.format(folder)}"
-            tree.row(path, label, split, tree.image(path))
+            tree.add(f"{top}/{folder}/{file.format(folder)}", label, split)
 
 
 def cinic10(tree):
-    tops = {"train": "train", "valid": "val", "test": "test"}
-    for split, code in tops.items():
+    for split, code in {"train": "train", "valid": "val", "test": "test"}.items():
         for label, folder in enumerate(paper.read("cinic10").folders):
-            path = f"{split}/{folder}/cifar10-{split}-{label}.png"
-            tree.row(path, label, code, tree.image(path, "PNG"))
+            tree.add(f"{split}/{folder}/cifar10-{split}-{label}.png", label, code, kind="PNG")
 
 
 def tiny_imagenet(tree):
@@ -195,8 +194,7 @@ def tiny_imagenet(tree):
     _folders(tree, "tiny-imagenet", {"train": "train"}, "images/{}_0.JPEG")
     lines = []
     for label in range(0, 200, 3):
-        path = f"val/images/val_{label}.JPEG"
-        tree.row(path, label, "test", tree.image(path))
+        tree.add(f"val/images/val_{label}.JPEG", label, "test")
         lines.append(f"val_{label}.JPEG\t{held.folders[label]}\t0\t32\t44\t62\n")
     boxes = {
         f"train/{held.folders[0]}/{held.folders[0]}_boxes.txt": b"n01443537_0.JPEG\t0\t10\t63\t58\n"
@@ -265,8 +263,7 @@ def flowers102_official(tree):
         label = (7 * number) % 102
         labels.append(label + 1)
         ids[key].append(number)
-        name = f"image_{number:05d}.jpg"
-        tree.row(name, label, split, tree.image(f"jpg/{name}"))
+        tree.add(f"image_{number:05d}.jpg", label, split, below="jpg/")
     scipy.io.savemat(tree.root / "imagelabels.mat", {"labels": np.array([labels], np.uint8)})
     scipy.io.savemat(tree.root / "setid.mat", {k: np.array([v], np.uint16) for k, v in ids.items()})
 
@@ -277,9 +274,9 @@ def pets_official(tree):
         lines = ["#Image CLASS-ID SPECIES BREED ID"] if split == "train" else []
         for label in range(37):
             name = f"{held.classes[label].title()}_{100 + label}_{split}"
-            tree.row(f"{name}.jpg", label, split, tree.image(f"images/{name}.jpg"))
+            tree.add(f"{name}.jpg", label, split, below="images/")
             lines.append(f"{name} {label + 1} 1 1")
-        write_directory(tree.root, {f"annotations/{file}.txt": ("\n".join(lines) + "\n").encode()})
+        tree.lines(f"annotations/{file}.txt", lines)
 
 
 def dtd_official(tree):
@@ -287,8 +284,8 @@ def dtd_official(tree):
         names = []
         for label, folder in enumerate(paper.read("dtd").classes):
             names.append(f"{folder}/{folder}_{split}.jpg")
-            tree.row(names[-1], label, split, tree.image(f"images/{names[-1]}"))
-        write_directory(tree.root, {f"labels/{split}1.txt": ("\n".join(names) + "\n").encode()})
+            tree.add(names[-1], label, split, below="images/")
+        tree.lines(f"labels/{split}1.txt", names)
 
 
 def cars_official(tree):
@@ -304,8 +301,7 @@ def cars_official(tree):
         for i in range(196):
             label = (5 * i) % 196
             table[0, i] = (1, 2, 3, 4, label + 1, f"{i + 1:05d}.jpg")
-            path = f"cars_{split}/{i + 1:05d}.jpg"
-            tree.row(path, label, split, tree.image(path))
+            tree.add(f"cars_{split}/{i + 1:05d}.jpg", label, split)
         scipy.io.savemat(tree.root / file, {"annotations": table})
 
 
@@ -315,12 +311,9 @@ def ucf101_official(tree):
         lines = []
         for label, folder in enumerate(held.folders):
             video = f"v_{folder}_g{8 if split == 'train' else 1:02d}_c01"
-            path = f"{held.classes[label]}/{video}.jpg"
-            tree.row(path, label, split, tree.image(f"UCF-101-midframes/{path}"))
+            tree.add(f"{held.classes[label]}/{video}.jpg", label, split, below="UCF-101-midframes/")
             lines.append(f"{folder}/{video}.avi" + (f" {label + 1}" if split == "train" else ""))
-        write_directory(
-            tree.root, {f"ucfTrainTestlist/{file}.txt": ("\r\n".join(lines) + "\r\n").encode()}
-        )
+        tree.lines(f"ucfTrainTestlist/{file}.txt", lines, "\r\n")
 
 
 LAYOUTS = {

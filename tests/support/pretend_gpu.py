@@ -4,8 +4,6 @@ Their numbers are computed on the CPU, so a run on the pretended GPU is the run 
 tensors of two devices is an error, as it is on a real one. No CUDA is needed, and none is touched.
 """
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 
 import torch

@@ -1,7 +1,7 @@
 """Sites that tests of federations share: shards of one small store, and an observer that keeps the story."""
 
 import numpy as np
-from command import ok
+from command import data_of, ok
 from heard import Heard as Heard
 
 from fedcache.store.store import Store
@@ -34,6 +34,6 @@ def sharded(place, clients, *, rows, classes=3, width=6):
 def cut(store, place, clients, scheme, *options):
     """Cut a store into shards in ``place / "sites"``; returns what the partition command answers."""
     words = f"partition --store {store.path} --scheme {scheme} --clients {clients} --name cut"
-    made = ok(words, *options)
+    made = data_of(words, *options)
     ok(f"shard --store {store.path} -p cut --out {place}/sites")
-    return made.data
+    return made

@@ -1,7 +1,5 @@
 """Folders of short tones, and tiny audio encoders of transformers with random weights."""
 
-from __future__ import annotations
-
 import numpy as np
 import soundfile
 import torch

@@ -1,7 +1,5 @@
 """Ask the page's application in this process, without a socket, and by the real command."""
 
-from __future__ import annotations
-
 import asyncio
 import html
 import re

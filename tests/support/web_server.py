@@ -1,7 +1,5 @@
 """A web server over a folder, as far as object stores and web hosts differ: ranges, and requests that fail."""
 
-from __future__ import annotations
-
 import threading
 import time
 from contextlib import contextmanager, suppress
