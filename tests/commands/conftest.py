@@ -4,7 +4,7 @@ import importlib
 import sys
 
 import pytest
-from command import ok
+from command import data_of
 from own_package import lay
 
 from fedcache import plugins
@@ -38,7 +38,7 @@ def installed(tmp_path, site, forget):
 
     def installed(kind, name):
         folder = tmp_path / "work" / name
-        assert ok("new", kind, name, "--out", folder).data["kind"] == kind
+        assert data_of("new", kind, name, "--out", folder)["kind"] == kind
         lay(folder, site)
         forget()
         return folder

@@ -2,8 +2,8 @@
 
 import pytest
 from checkpoint_files import resnet18_metadataset, save_metadataset
-from command import ok
-from failing_command import must_fail
+from command import data_of
+from failing_command import must_fail, must_fail_machine
 from made_path import place_of
 
 from fedcache.extract.backbones.backbone import ModuleEncoder
@@ -18,7 +18,7 @@ def checkpoint(tmp_path):
 
 
 def ready():
-    return {entry["name"]: entry["ready"] for entry in ok("backbones list").data["backbones"]}
+    return {entry["name"]: entry["ready"] for entry in data_of("backbones list")["backbones"]}
 
 
 @pytest.mark.slow
@@ -34,10 +34,10 @@ def test_an_imported_checkpoint_is_ready_verified_and_described(own_home, checkp
         NAME: True,
         **{n: True for n in before if n.startswith(f"{NAME}-")},
     }
-    checked = ok("backbones verify", NAME).data
+    checked = data_of("backbones verify", NAME)
     assert checked["width"] == 512
     assert checked["sha256"] == file_sha256(kept)
-    assert ok("backbones pull", NAME).data == {
+    assert data_of("backbones pull", NAME) == {
         "name": NAME,
         "path": str(kept),
         "sha256": checked["sha256"],
@@ -46,16 +46,16 @@ def test_an_imported_checkpoint_is_ready_verified_and_described(own_home, checkp
 
 @pytest.mark.slow
 def test_weights_may_be_named_for_one_command(checkpoint):
-    listed = ok(f"backbones list --weights {NAME}={checkpoint}").data["backbones"]
+    listed = data_of(f"backbones list --weights {NAME}={checkpoint}")["backbones"]
     assert next(e for e in listed if e["name"] == NAME)["ready"]
     assert not ready()[NAME], "nothing was kept"
 
 
 @pytest.mark.slow
 def test_a_text_tower_has_a_width_and_its_text_is_verified():
-    told = ok("backbones info glyph-clip").data
+    told = data_of("backbones info glyph-clip")
     assert told["text_width"] == told["width"]
-    assert ok("backbones verify glyph-clip").data["width"] == told["width"]
+    assert data_of("backbones verify glyph-clip")["width"] == told["width"]
 
 
 @pytest.mark.parametrize(
@@ -79,8 +79,6 @@ def test_a_model_of_another_width_does_not_verify(checkpoint, monkeypatch):
         monkeypatch.setattr(
             ModuleEncoder, "image", lambda self, x, change=change: change(real(self, x))
         )
-        must_fail(
-            "Expected the shape [2, 512]",
-            f"backbones verify {NAME} --weights {NAME}={checkpoint}",
-            code=6,
+        must_fail_machine(
+            "Expected the shape [2, 512]", f"backbones verify {NAME} --weights {NAME}={checkpoint}"
         )

@@ -5,8 +5,8 @@ import shutil
 import numpy as np
 import pytest
 from arrays import ingested
-from command import fedcache, ok
-from failing_command import must_fail
+from command import data_of, fedcache, ok
+from failing_command import must_fail, must_fail_store
 from pictures import folder
 
 import fedcache as fc
@@ -32,11 +32,11 @@ def toml(images, tmp_path, monkeypatch):
 @pytest.fixture
 def other(toml):
     """The name of the store beside photos."""
-    return next(e["dataset"] for e in ok("ls").data["entries"] if e["dataset"] != "photos")
+    return next(e["dataset"] for e in data_of("ls")["entries"] if e["dataset"] != "photos")
 
 
 def dataset_of(line, *words):
-    return ok(line, *words).data["dataset"]["slug"]
+    return data_of(line, *words)["dataset"]["slug"]
 
 
 def test_the_only_store_is_taken(tmp_path):
@@ -48,7 +48,7 @@ def test_the_only_store_is_taken(tmp_path):
     "line", [TRAIN, "inspect", "verify", "partition --scheme iid", "extract -b pixels"]
 )
 def test_of_several_stores_none_is_taken_and_all_are_listed(toml, line):
-    error = must_fail("photos", line, code=4)
+    error = must_fail_store("photos", line)
     assert "--dataset" in error["hint"]
     assert "fedcache use" in error["hint"]
 
@@ -63,7 +63,7 @@ def test_a_damaged_store_may_be_the_one_that_is_meant(toml, other, own_home, cha
     elif change == "of another store":
         (mine,) = own_home.glob(f"stores/{other}-*/manifest.json")
         shutil.copy(mine, manifest)
-    error = must_fail(f"{other}, photos (its manifest is damaged", TRAIN, code=4)
+    error = must_fail_store(f"{other}, photos (its manifest is damaged", TRAIN)
     assert f"--dataset {other}" in error["hint"]
 
 
@@ -98,8 +98,7 @@ def test_a_section_after_an_indented_header_stays_as_it_is(toml):
 
 def test_more_features_of_the_chosen_dataset_are_extracted(toml):
     ok("use photos")
-    made = ok("extract --backbones pixels --size 8 --workers 0").data
-    assert made["dataset"]["slug"] == "photos"
+    assert data_of("extract --backbones pixels --size 8 --workers 0")["dataset"]["slug"] == "photos"
 
 
 def test_a_name_of_no_store_is_refused_and_changes_nothing(toml):
@@ -108,12 +107,12 @@ def test_a_name_of_no_store_is_refused_and_changes_nothing(toml):
 
 
 def test_a_dataset_is_named_when_it_is_extracted(images):
-    made = ok(f"{EXTRACT} --name 'first try'", images).data
+    made = data_of(f"{EXTRACT} --name 'first try'", images)
     assert made["dataset"]["slug"] == "first_try"
-    assert ok(f"{EXTRACT} --name 'first try'", images).data["path"] == made["path"]
+    assert data_of(f"{EXTRACT} --name 'first try'", images)["path"] == made["path"]
     assert dataset_of(TRAIN, "--dataset", "first_try") == "first_try"
     assert dataset_of(TRAIN, "--dataset", f"folder:{images}") == "first_try"
-    more = ok("extract --dataset first_try --backbones pixels --size 8 --workers 0").data
+    more = data_of("extract --dataset first_try --backbones pixels --size 8 --workers 0")
     assert more["path"] == made["path"]
     assert fc.Store.open("first_try").rows == made["images"]
 
@@ -123,7 +122,7 @@ def test_content_that_is_there_keeps_its_name(images, tmp_path):
     must_fail("already stored, under the name", f"{EXTRACT} --name other", images)
     fc.Store.from_arrays({"mine": np.eye(2)}, labels=[0, 1], name="taken")
     more = folder(tmp_path / "more", train=5, test=2)
-    error = fedcache(f"{EXTRACT} --name taken --json", more).envelope["error"]
+    error = fedcache(f"{EXTRACT} --name taken --json", more).error
     assert error["hint"] == "Choose another --name."
 
 
@@ -132,4 +131,4 @@ def test_client_stores_replace_the_store_of_the_folder(other):
     ok(f"partition --scheme iid --clients 2 --name pair --dataset {other}")
     ok(f"shard --partition pair --out sites --dataset {other}")
     ok("use photos")
-    assert ok("train fedncm --clients-from sites").data["dataset"]["slug"] == other
+    assert data_of("train fedncm --clients-from sites")["dataset"]["slug"] == other

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import typer.main
-from command import fedcache, ok, python
-from failing_command import must_fail
+from command import data_of, fedcache, python
+from failing_command import must_fail, must_fail_store
+from made_path import place_of
 from pictures import folder
 
 from fedcache import cli
@@ -85,7 +86,7 @@ def test_a_command_is_quick_because_it_imports_only_what_it_needs(words, heavy):
     ],
 )
 def test_a_store_that_is_not_there_is_exit_4_with_the_command(words):
-    must_fail("fedcache extract", words, code=4)
+    must_fail_store("fedcache extract", words)
 
 
 def test_config_is_merged_and_a_misspelt_key_is_refused(tmp_path):
@@ -93,7 +94,7 @@ def test_config_is_merged_and_a_misspelt_key_is_refused(tmp_path):
     path.write_text('[train]\nmethod = "fed3r"\nroundz = 3\n')
     must_fail("rounds", f"config --config {path}")
     path.write_text('[train]\nmethod = "fed3r"\nrounds = 3\n')
-    assert ok(f"config --config {path}").data["train"]["rounds"] == 3
+    assert data_of(f"config --config {path}")["train"]["rounds"] == 3
     path.write_text("[train\n")
     assert fedcache(f"config --config {path} --json").code == 2
 
@@ -103,27 +104,27 @@ def test_config_shows_every_key_and_can_be_read_again(tmp_path):
     path.write_text(
         '[train]\nbackbones = ["a", "b"]\n[train.set]\nlr = 0.5\n[extract.recipe]\nsize = "64"\n'
     )
-    found = ok(f"config --config {path}").data
+    found = data_of(f"config --config {path}")
     for section, kind in SECTIONS.items():
         assert list(found[section]) == [field.name for field in fields(kind)]
     path.write_text(fedcache(f"config --config {path}").out)
-    assert ok(f"config --config {path}").data == found
+    assert data_of(f"config --config {path}") == found
 
 
 @pytest.mark.slow
 def test_inspect_verify_export_and_ingest_agree(tmp_path):
     images = folder(tmp_path / "shapes", train=4, test=2)
     words = f"--dataset folder:{images} --backbones random-projection --workers 0"
-    store = ok(f"extract {words}").data["path"]
-    seen = ok(f"inspect {store}").data
+    store = place_of(f"extract {words}")
+    seen = data_of(f"inspect {store}")
     assert seen["images"] == seen["ok"] == 18
     assert seen["splits"] == {"train": 12, "test": 6, "validation": 0}
-    assert ok(f"verify {store}").data["problems"] == []
+    assert data_of(f"verify {store}")["problems"] == []
     for ending in ("npz", "h5", "parquet", "safetensors"):
         out = tmp_path / f"features.{ending}"
-        assert ok(f"export {out} --store {store}").data["rows"] == 18
-        assert ok(f"ingest {out} --name mine-{ending}").data["images"] == 18
-        run = ok(f"train --method fedncm --scheme iid --clients 2 --dataset mine-{ending}").data
+        assert data_of(f"export {out} --store {store}")["rows"] == 18
+        assert data_of(f"ingest {out} --name mine-{ending}")["images"] == 18
+        run = data_of(f"train --method fedncm --scheme iid --clients 2 --dataset mine-{ending}")
         assert run["dataset"]["slug"].startswith("mine")
 
 

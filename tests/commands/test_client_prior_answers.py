@@ -8,8 +8,9 @@ import joblib
 import numpy as np
 import pytest
 import torch
-from command import fedcache, ok
-from failing_command import must_fail
+from arrays import around, normals
+from command import data_of, fedcache, ok
+from failing_command import must_fail, must_fail_store
 from files_now import bytes_of
 from homes import made_once
 from made_path import place_of, results, run_of
@@ -26,9 +27,7 @@ CLIENTS = "--scheme dirichlet --clients 5 --option alpha=0.3 --option test_proto
 
 def trained(place: Path) -> Path:
     """A store of six classes that overlap, and runs of one model, of a model per client, and of prototypes."""
-    rng = np.random.default_rng(0)
-    y = np.tile(np.arange(6), 100)
-    x = (rng.normal(size=(600, 8)) + 1.3 * np.eye(6, 8)[y]).astype(np.float32)
+    x, y = around(6, 100, 1.3)
     split = np.arange(600) // 6 % 3 == 0
     np.savez(place / "rows.npz", features=x, labels=y, split=split.astype(int))
     path = place_of(f"ingest {place}/rows.npz --name rows")
@@ -42,8 +41,8 @@ store = made_once(trained)
 
 
 def prior_of(store: Path, method: str, kind: str, *more: object) -> dict:
-    done = ok(f"evaluate {run_of(method)} --store {store} --client-prior {kind}", *more)
-    (found,) = done.data["runs"]
+    done = data_of(f"evaluate {run_of(method)} --store {store} --client-prior {kind}", *more)
+    (found,) = done["runs"]
     return found["client_prior"]
 
 
@@ -91,10 +90,9 @@ def test_the_accuracy_with_the_prior_is_that_of_the_scores_and_the_counts(store,
     each = [c["right"] / c["rows"] for c in found["clients"].values()]
     assert each == stored["accuracy"]["per_client"]
     before = found["accuracy_without_prior"]
-    after = found["accuracy_with_prior"]
     assert before["pooled"] == pytest.approx(stored["accuracy"]["pooled"])
     assert before["client_mean"] == pytest.approx(np.mean(each))
-    assert after["client_mean"] > before["client_mean"]
+    assert found["accuracy_with_prior"]["client_mean"] > before["client_mean"]
     if kind == "classes":  # no matched test row is of a class that is masked
         words = f"evaluate {run_of('fed3r')} --store {store} --client-prior {kind}"
         monkeypatch.setattr("fedcache.models.client_prior.MASKED_SHARE", 0.0)
@@ -110,7 +108,7 @@ def test_every_other_figure_and_the_stored_run_stay_as_they_are(store):
     run = run_of("fed3r")
     before = bytes_of(run)
     plain, none, counts = (
-        ok(f"evaluate {run} --store {store} --split test {more}").data["runs"][0]
+        data_of(f"evaluate {run} --store {store} --split test {more}")["runs"][0]
         for more in ("", "--client-prior none", "--client-prior counts")
     )
     assert none == plain
@@ -142,8 +140,8 @@ def test_predictions_and_exports_of_a_client_are_those_that_evaluate_scores(stor
     assert weight / scale[0] == pytest.approx(expected / scale[1])
 
     np.save(tmp_path / "X.npy", X)
-    found = ok(f"predict {run} --embeddings {tmp_path}/X.npy", *prior)
-    assert [row["class"] for row in found.data["rows"]] == wanted
+    found = data_of(f"predict {run} --embeddings {tmp_path}/X.npy", *prior)
+    assert [row["class"] for row in found["rows"]] == wanted
     for name in ("m.pt2", "m.joblib"):
         ok(f"export-model {run} -o {tmp_path}/{name}", *prior)
     program = torch.export.load(tmp_path / "m.pt2").module()
@@ -161,7 +159,7 @@ def test_train_keeps_accuracy_with_the_prior_apart_and_compare_has_columns_of_it
         found = kept["accuracy"].pop("client_prior")
         assert kept["accuracy"] == plain["accuracy"]
         assert kept["digest"] != plain["digest"]
-        (told,) = ok(f"evaluate {run} --store {store} --client-prior {kind}").data["runs"]
+        (told,) = data_of(f"evaluate {run} --store {store} --client-prior {kind}")["runs"]
         for name, key in (("", "without"), ("_with_prior", "with")):
             expected = told["client_prior"][f"accuracy_{key}_prior"]["client_mean"]
             assert found[f"own_rows{name}"] == pytest.approx(expected)
@@ -215,7 +213,7 @@ def test_python_and_files_give_what_the_command_gives(store, tmp_path):
 
 def test_what_has_no_client_prior_is_refused_by_name(store, tmp_path):
     # Rows of other data are no client's.
-    some = np.random.default_rng(1).normal(size=(6, 8)).astype(np.float32)
+    some = normals(1, 6, 8)
     np.savez(tmp_path / "other.npz", features=some, labels=np.arange(6))
     other = place_of(f"ingest {tmp_path}/other.npz --name other")
     for said, method, rows, code in (
@@ -232,10 +230,9 @@ def test_a_model_whose_run_is_gone_is_refused(store, tmp_path):
     run = run_of("fed3r")
     fc.load_model(run).save(tmp_path / "m.safetensors")
     words = f"evaluate {tmp_path}/m.safetensors --store {store} --client-prior counts"
-    with_run = ok(words).data["runs"][0]["client_prior"]
-    assert with_run == prior_of(store, "fed3r", "counts")
+    assert data_of(words)["runs"][0]["client_prior"] == prior_of(store, "fed3r", "counts")
     run.rename(tmp_path / "run")
-    must_fail("no longer exists", words, code=Exit.STORE)
+    must_fail_store("no longer exists", words)
 
 
 def test_a_concentration_of_a_private_run_is_refused(store, monkeypatch):
@@ -251,12 +248,12 @@ def test_a_concentration_of_a_private_run_is_refused(store, monkeypatch):
 def test_seeds_with_one_partition_are_an_ensemble_and_others_are_refused(store):
     words = f"train --method fedncm --seeds 0,1 {CLIENTS} --store {store}"
     prior = f"evaluate --store {store} --client-prior counts --seed"
-    run = ok(words).data["path"]
-    one, both = (ok(prior, seed, run).data["runs"][0]["client_prior"] for seed in (0, "all"))
+    run = place_of(words)
+    one, both = (data_of(prior, seed, run)["runs"][0]["client_prior"] for seed in (0, "all"))
     assert one == both, "fedncm is the same for every seed"
-    run = ok(f"{words} --repartition").data["path"]
+    run = place_of(f"{words} --repartition")
     must_fail("single seed", prior, "all", run)
-    assert ok(prior, 1, run).data["runs"][0]["client_prior"] != one
+    assert data_of(prior, 1, run)["runs"][0]["client_prior"] != one
 
 
 def test_unlabelled_test_rows_give_no_figures_of_a_prior(tmp_path):
@@ -269,4 +266,4 @@ def test_unlabelled_test_rows_give_no_figures_of_a_prior(tmp_path):
         words = (
             f"train --method fed3r --scheme iid --clients 3 --store {path} --client-prior {kind}"
         )
-        assert "client_prior" not in ok(words).data["accuracy"]
+        assert "client_prior" not in data_of(words)["accuracy"]

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from command import ok
+from command import data_of
 from failing_command import must_fail
 
 import fedcache as fc
@@ -13,9 +13,8 @@ from fedcache.config import PartitionConfig
 @pytest.fixture
 def small(monkeypatch):
     """A store whose two arrays stand for the demo's backbones; it is partitioned in two ways as there."""
-    rng = np.random.default_rng(0)
     label = np.arange(60) % 3
-    x = rng.normal(size=(60, 4)) + 3 * np.eye(3, 4)[label]
+    x = np.random.default_rng(0).normal(size=(60, 4)) + 3 * np.eye(3, 4)[label]
     store = fc.Store.from_arrays(
         {"plain": x, "worded": x}, labels=label, text={"worded": np.eye(3, 4)}, name="small"
     )
@@ -29,7 +28,7 @@ def small(monkeypatch):
 def test_every_number_of_the_demo_is_a_stored_run(small, own_home, monkeypatch):
     pages = []
     monkeypatch.setattr(demo, "write_report", lambda *given, **_: pages.append(given))
-    data = ok("demo --methods 'fedavg, clip-zs' --rounds 2").data
+    data = data_of("demo --methods 'fedavg, clip-zs' --rounds 2")
     assert data["store"] == str(small.path)
     assert data["report"] == f"{own_home}/demo.html"
     ((made, out, root),) = pages
@@ -43,7 +42,7 @@ def test_every_number_of_the_demo_is_a_stored_run(small, own_home, monkeypatch):
         ("fedavg", "plain"),
         ("clip-zs", "worded"),
     ]
-    runs = {r["name"][:16]: r for r in ok("runs list").data["entries"]}
+    runs = {r["name"][:16]: r for r in data_of("runs list")["entries"]}
     for row in data["methods"]:
         for label, scheme in (("feature-shift", "iid"), ("dirichlet", "dirichlet")):
             run = runs[row["digests"][label][:16]]

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from command import fedcache, ok
+from command import data_of, fedcache
 
 from fedcache.federate.methods import METHODS
 from fedcache.report import methods
@@ -42,7 +42,7 @@ def test_what_is_received_is_counted_after_the_first_round():
     assert text["first_down"] == 10_250 + 10_240
     assert text["down"] == 10_250
     assert text["clients"] == 0
-    assert ok("methods info fedpcl").data["traffic"]["down"] == sends["down"]
+    assert data_of("methods info fedpcl")["traffic"]["down"] == sends["down"]
 
 
 @pytest.mark.slow
@@ -61,7 +61,7 @@ def test_the_catalogue_foretells_what_counting_finds(monkeypatch):
 
 @pytest.mark.parametrize("name", ["fedavg", "fedpcl", "flesd"])
 def test_info_shows_the_objective_every_switch_and_both_sides(name):
-    data = ok(f"methods info {name}").data
+    data = data_of(f"methods info {name}")
     assert len(data["objective"]) > 80
     assert [h["name"] for h in data["hyperparameters"]] == [h.name for h in METHODS[name].hparams]
     assert all(side["d"].startswith("D-") for side in data["disagreements"])

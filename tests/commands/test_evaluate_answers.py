@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import ok
-from failing_command import must_fail
+from command import data_of, ok
+from failing_command import must_fail, must_fail_store
 from homes import made_once
-from made_path import place_of, results, run_of
+from made_path import extracted, place_of, results, run_of
 from pictures import folder
 
 import fedcache as fc
@@ -31,12 +31,10 @@ METHODS = {
 
 def trained(place):
     """A store of two domains, each a client, and a run of each method."""
-    images = folder(place / "shapes", train=8, domains=("ink", "chalk"))
-    words = f"--dataset folder:{images} --backbones glyph-clip,random-projection --workers 0"
-    done = ok(f"extract {words}")
+    path = extracted(place, "glyph-clip,random-projection", train=8, domains=("ink", "chalk"))
     for method, more in METHODS.items():
         ok(f"train --method {method} --scheme feature-shift {more}")
-    return Path(done.data["path"])
+    return path
 
 
 store = made_once(trained)
@@ -47,14 +45,14 @@ def test_the_runs_own_test_rows_give_the_stored_accuracy(store, method):
     result = results()[method]
     words = f"evaluate {result['digest'][:12]} --store {store} --split test"
     if result["protocol"] != "personalised":
-        figures = ok(words).data["runs"][0]["measures"]
+        figures = data_of(words)["runs"][0]["measures"]
         assert figures["accuracy"] == result["accuracy"]["per_seed"][0]
         assert figures["macro_f1"] == result["macro_f1"]["mean"]
         return
     for name, accuracy in zip(result["clients"], result["accuracy"]["per_client"], strict=True):
-        figures = ok(words, "--client", name).data["runs"][0]["measures"]
+        figures = data_of(words, "--client", name)["runs"][0]["measures"]
         assert figures["by_domain"][name]["accuracy"] == accuracy  # a client is a domain
-    (whole,) = ok(words).data["runs"]
+    (whole,) = data_of(words)["runs"]
     assert set(whole["clients"]["clients"]) == set(result["clients"])
     assert whole["clients"]["mean"] == pytest.approx(whole["measures"]["accuracy"])
 
@@ -83,24 +81,24 @@ def test_a_new_dataset_is_computed_as_the_features_of_the_run_were(once, tmp_pat
         return place_of(f"{words} glyph-clip --batch 1")
 
     once(made)
-    run = ok(
+    run = place_of(
         "train --method fed3r --backbones random-projection,glyph-clip --scheme iid --clients 2"
-    ).data["path"]
+    )
     new = folder(tmp_path / "other", train=2, test=12)
     before = recall_last(Home.from_environment())
     words = f"evaluate {run} --dataset folder:{new} --workers 0"
-    first = ok(words).data
+    first = data_of(words)
     # what train takes by default is not what is evaluated on
     assert recall_last(Home.from_environment()) == before
     monkeypatch.setattr("fedcache.runs.evaluate_run.extract", None)
-    assert ok(words).data == first, "computed once"
+    assert data_of(words) == first, "computed once"
     figures = first["runs"][0]["measures"]
     assert batches("other") == {"random-projection": 32, "glyph-clip": 1}
     held = made_from("other")
-    said = ok(
+    said = data_of(
         f"predict {run}", *[new / name for name in held.samples.name], "--top", 3, "--workers", 0
-    ).data["rows"]
-    stored = ok(f"predict {run} --store {held.path} --top 3").data["rows"]
+    )["rows"]
+    stored = data_of(f"predict {run} --store {held.path} --top 3")["rows"]
     assert [row["top"] for row in said] == [row["top"] for row in stored]
     truth = [held.samples.classes[label] for label in held.samples.label]
     assert figures["accuracy"] == sum(
@@ -119,7 +117,7 @@ def test_a_file_of_embeddings(store, tmp_path):
     s = held.samples
     file = tmp_path / "e.npz"
     np.savez(file, labels=np.array([s.classes[i] for i in s.label]), split=s.split, **columns)
-    found = ok(f"evaluate {run} --embeddings {file} --split test").data["runs"][0]["measures"]
+    found = data_of(f"evaluate {run} --embeddings {file} --split test")["runs"][0]["measures"]
     assert found["accuracy"] == results()["fed3r"]["accuracy"]["per_seed"][0]
     assert counted(run, "--embeddings", file) == ["48 of 72"]
     assert counted(run, "--embeddings", file, "--split", "test") == []
@@ -144,12 +142,12 @@ def test_refusals(store, words, code, said):
 def test_a_store_without_the_models_features_is_refused(store, tmp_path):
     new = folder(tmp_path / "other", train=2, test=2)
     path = place_of(f"extract -d folder:{new} -b random-projection --workers 0")
-    must_fail("glyph-clip", f"evaluate {run_of('fed3r')} --store {path}", code=Exit.STORE)
+    must_fail_store("glyph-clip", f"evaluate {run_of('fed3r')} --store {path}")
 
 
 def counted(*words):
     """How many rows a warning says that the model was trained on."""
-    warnings = ok("evaluate", *words).envelope["warnings"]
+    warnings = ok("evaluate", *words).warnings
     return [found[0] for warning in warnings if (found := re.search(r"\d+ of \d+", warning))]
 
 
@@ -198,9 +196,9 @@ def test_only_rows_that_clients_were_dealt_count_as_trained_on(store, tmp_path):
 def test_one_saved_client_is_measured_as_one_and_of_some_it_is_said_how_many(store):
     test_rows = f"--store {store} --split test"
     words = f"train --method fedpcl --store {store} --scheme feature-shift --rounds 1"
-    run = ok(f"{words} --save-clients ink").data["path"]
-    (alone,) = ok(f"evaluate {run} {test_rows}").data["runs"]
-    (named,) = ok(f"evaluate {run} {test_rows} --client ink").data["runs"]
+    run = place_of(f"{words} --save-clients ink")
+    (alone,) = data_of(f"evaluate {run} {test_rows}")["runs"]
+    (named,) = data_of(f"evaluate {run} {test_rows} --client ink")["runs"]
     assert alone == named
     assert alone["clients"] is None
 
@@ -208,9 +206,9 @@ def test_one_saved_client_is_measured_as_one_and_of_some_it_is_said_how_many(sto
 def test_beside_clients_models_one_for_all_is_measured_as_what_the_client_uses(store):
     pair = [run_of(name) for name in ("fedpcl", "fed3r")]
     words = f"evaluate --store {store} --split test"
-    done = ok(f"{words} --client ink", *pair).data["runs"]
+    done = data_of(f"{words} --client ink", *pair)["runs"]
     assert [e["model"] for e in done] == ["of client ink", "the global model"]
-    assert done[1] == ok(words, pair[1]).data["runs"][0]
+    assert done[1] == data_of(words, pair[1])["runs"][0]
 
 
 def test_no_file_of_a_store_or_of_a_run_is_written_over(store, tmp_path):

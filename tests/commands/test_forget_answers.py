@@ -5,15 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from command import ok
-from failing_command import must_fail
+from command import data_of, ok
+from failing_command import must_fail, must_fail_corrupt, must_fail_store, must_fail_training
 from federation import small
 from homes import made_once
-from pictures import folder
+from made_path import extracted
 
 import fedcache as fc
 from fedcache.config import Home
-from fedcache.errors import Exit
 from fedcache.federate.execution import executor
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import Partition
@@ -25,8 +24,7 @@ ADDITIVE = [name for name, method in METHODS.items() if method.additive(method.r
 
 def assigned(place):
     """The saved partition ``sites`` of three domains, each a client."""
-    images = folder(place / "shapes", train=8, domains=("ink", "chalk", "oil"))
-    ok(f"extract --dataset folder:{images} --backbones glyph-clip --workers 0")
+    extracted(place, "glyph-clip", train=8, domains=("ink", "chalk", "oil"))
     ok("partition --scheme feature-shift --name sites")
     return next(Home.from_environment().stores.glob("*/partitions/sites.partition"))
 
@@ -39,7 +37,7 @@ def the_store():
 
 
 def trained(words):
-    return ok(f"train --method {words}").data["digest"][:16]
+    return data_of(f"train --method {words}")["digest"][:16]
 
 
 def rows_of(clients, field):
@@ -63,7 +61,7 @@ def test_the_new_run_is_that_of_clients_that_never_met_the_forgotten_one(parts, 
     for seed in (0, 1):
         expected = fc.load_model(never, seed=seed).scores(X)
         np.testing.assert_array_equal(done.run.model(seed).scores(X), expected)
-    again = ok(f"forget {run} --client ink").data
+    again = data_of(f"forget {run} --client ink")
     assert again["run"]["reused"]
     assert again["difference"] == done.difference
 
@@ -77,10 +75,9 @@ def test_a_method_that_says_it_adds_up_and_does_not_fails(parts):
 
     register("method", replace(ncm, name="by-clients", fit=by_clients))
     run = trained("by-clients --partition sites")
-    must_fail(
+    must_fail_training(
         "by-clients declares that its model depends only on the sum of all uploads. This is wrong",
         f"forget {run} --client ink",
-        code=Exit.FEDERATED,
     )
 
 
@@ -104,7 +101,7 @@ def test_a_client_is_forgotten_once_and_never_the_last_one(parts):
     run = trained("fed3r --partition sites")
     must_fail("chalk, ink, oil", f"forget {run} --client inc")
     for client in ("ink", "chalk"):
-        done = ok(f"forget {run} --client {client}").data
+        done = data_of(f"forget {run} --client {client}")
         run = done["run"]["digest"][:16]
     assert done["run"]["partition"]["args"]["forgotten"] == ["chalk", "ink"]
     must_fail("already", f"forget {run} --client ink")
@@ -117,7 +114,7 @@ def test_validation_and_test_rows_leave_with_the_client(parts, monkeypatch):
     run = trained(f"fed3r {made}")
     place = Home.from_environment().runs / run / "partition-0.partition"
     whole = Partition.load(place)
-    assert ok(f"forget {run} --client client-2").data["difference"] < 1e-6
+    assert data_of(f"forget {run} --client client-2")["difference"] < 1e-6
     few = Partition.load(next(parts.parent.glob("*-without-client-2-*")))
     gone = whole.clients[2]
     others = [client for client in whole.clients if client.name != gone.name]
@@ -125,10 +122,10 @@ def test_validation_and_test_rows_leave_with_the_client(parts, monkeypatch):
         assert rows_of(few.clients, field) == rows_of(others, field)
     assert few.dropped - whole.dropped == len(gone.train) + len(gone.validation)
     place.unlink()
-    must_fail(place.name, f"forget {run} --client client-1", code=Exit.CORRUPT)
+    must_fail_corrupt(place.name, f"forget {run} --client client-1")
 
 
 def test_a_run_whose_store_is_gone_is_refused(parts):
     run = trained("fed3r --partition sites")
     shutil.rmtree(the_store().path)
-    must_fail("store", f"forget {run} --client ink", code=Exit.STORE)
+    must_fail_store("store", f"forget {run} --client ink")

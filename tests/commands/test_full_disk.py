@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 from command import ok
-from failing_command import must_fail
-from made_path import place_of
-from pictures import folder
+from failing_command import must_fail_machine
+from made_path import extracted, place_of
 
-from fedcache.errors import Exit
 from fedcache.store import files
 
 IID = "--scheme iid --clients 2"
@@ -20,8 +18,7 @@ SAID = re.compile(
 
 
 def trained(place):
-    images = folder(place / "shapes", train=6, test=3)
-    ok(f"extract --dataset folder:{images} -b random-projection:8 --workers 0")
+    extracted(place, "random-projection:8", train=6, test=3)
     ok(f"train fed3r {IID}")
     return place_of(f"train fedncm {IID}")
 
@@ -84,8 +81,7 @@ def test_a_full_disk_is_told_with_what_is_needed_and_free(
     out.mkdir()
     asked = filled(words, run, own_home, out)
     fill_disk(monkeypatch)
-    again = "Free some space and run the same command again"
-    error = must_fail(again, asked, code=Exit.ENVIRONMENT)
+    error = must_fail_machine("Free some space and run the same command again", asked)
     found = SAID.match(error["message"])
     assert found is not None, error
     assert found[3] != "0"

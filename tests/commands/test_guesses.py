@@ -2,7 +2,7 @@
 
 import pytest
 from arrays import ingested
-from command import fedcache, ok
+from command import data_of, fedcache, ok
 from failing_command import must_fail
 from pictures import folder
 
@@ -46,9 +46,9 @@ def test_a_guess_is_answered_with_the_right_command(line, hint):
 def test_a_folder_is_extracted_by_its_path(tmp_path):
     images = folder(tmp_path / "photos", train=4, test=2)
     words = "extract --backbones random-projection --size 16 --workers 0"
-    named = ok(words, f"{images}/").data
-    assert ok(f"{words} --dataset folder:{images}").data["path"] == named["path"]
-    error = fedcache("extract digits --dataset letters --json").envelope["error"]
+    named = data_of(words, f"{images}/")
+    assert data_of(f"{words} --dataset folder:{images}")["path"] == named["path"]
+    error = fedcache("extract digits --dataset letters --json").error
     assert error["hint"] == "Leave one of them out."
 
 
@@ -56,9 +56,8 @@ def test_runs_are_compared_by_the_names_of_their_methods(tmp_path):
     store = ingested(tmp_path)
     for method in ("fedncm", "fed3r"):
         ok(f"train {method} --scheme iid --clients 2 --store {store}")
-    by_name = ok("compare fedncm fed3r").data
-    assert by_name == ok("compare method:fedncm method:fed3r").data
-    error = fedcache("compare fedavg --json").envelope["error"]
+    assert data_of("compare fedncm fed3r") == data_of("compare method:fedncm method:fed3r")
+    error = fedcache("compare fedavg --json").error
     assert error["hint"].startswith("fedcache train fedavg")
 
 

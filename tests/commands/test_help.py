@@ -49,8 +49,7 @@ def test_the_help_of_a_main_command_is_one_page_with_an_example_first(
     lines = fedcache(f"{command} -h").out.splitlines()
     assert len(lines) <= 40
     example = next(i for i, line in enumerate(lines) if line.startswith(f"  fedcache {command} "))
-    usage = next(i for i, line in enumerate(lines) if line.startswith("Usage: fedcache "))
-    assert example < usage
+    assert example < next(i for i, line in enumerate(lines) if line.startswith("Usage: fedcache "))
     assert len(shown_options("\n".join(lines))) <= 16
 
 

@@ -54,11 +54,10 @@ def shown(done, code=0):
 def test_no_command_prints_a_name_that_commands_the_terminal(hostile, tmp_path):
     runs = tmp_path / "runs"
     page = tmp_path / "r.html"
-    named = f"p{CLEAR}"
     assert "\\x1b]0;owned\\x07.png" in shown(fedcache(EXTRACT, f"folder:{hostile}"), code=3)
     assert "a\\x1b]0;owned\\x07" in shown(fedcache("inspect"))
     shown(fedcache("ls"))
-    shown(fedcache("partition --scheme iid --clients 3 --name", named), code=2)
+    shown(fedcache("partition --scheme iid --clients 3 --name", f"p{CLEAR}"), code=2)
     shown(fedcache(f"partition --scheme iid --clients 3 --plot {tmp_path}/p{CLEAR}.svg"))
     for method in ("fedavg", "fedncm"):
         shown(

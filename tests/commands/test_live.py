@@ -36,10 +36,9 @@ def lines_of(err):
 
 @pytest.mark.usefixtures("mine")
 def test_a_line_says_round_seed_accuracy_exact_bytes_rate_and_time_left(monkeypatch):
-    words = f"{TRAIN} --rounds 4 --seeds 0-1 --eval-every 2"
     # a line for every round, where a file gets one per 10 seconds
     monkeypatch.setattr(output, "LINE_EVERY", 0.0)
-    done = ok(words)
+    done = ok(f"{TRAIN} --rounds 4 --seeds 0-1 --eval-every 2")
     lines = lines_of(done.err)
     assert len(lines) == 8
     assert "round 1 of 4, seed 1 of 2" in lines[0]
@@ -84,7 +83,6 @@ class Told(Silent):
 @pytest.mark.slow
 @pytest.mark.parametrize("execution", ["sequential", "batched", "gram"])
 def test_every_execution_tells_every_round_once_also_of_a_run_that_is_resumed(mine, execution):
-    settings = {"head": "linear", "opt": "sgd", "batch": "8", "reset_opt": "false"}
     config = TrainConfig(
         method="fedavg",
         store=str(mine),
@@ -93,7 +91,7 @@ def test_every_execution_tells_every_round_once_also_of_a_run_that_is_resumed(mi
         participation="all",
         execution=execution,
         eval_every=2,
-        set=settings,
+        set={"head": "linear", "opt": "sgd", "batch": "8", "reset_opt": "false"},
     )
     home = Home.from_environment()
     dealt = PartitionConfig("iid", 3)
@@ -157,8 +155,7 @@ def on_a_terminal(line, home, env):
         kept = environment(home) | {"TERM": "xterm-256color"}
         for name in ("COLUMNS", "NO_COLOR", "FORCE_COLOR"):
             kept.pop(name, None)
-        words = [sys.executable, "-m", "fedcache", *words_of(line)]
-        os.execve(sys.executable, words, kept | env)
+        os.execve(sys.executable, [sys.executable, "-m", "fedcache", *words_of(line)], kept | env)
     drawn = b""
     with suppress(OSError):  # how Linux says that the other side is closed
         while part := os.read(fd, 65536):
@@ -178,8 +175,7 @@ def on_a_terminal(line, home, env):
     ],
 )
 def test_a_narrow_terminal_gets_whole_words(mine, own_home, env, drawn, coloured):
-    words = f"{TRAIN} --rounds 60 --seeds 0-1 --eval-every 1"
-    code, out = on_a_terminal(words, own_home, env)
+    code, out = on_a_terminal(f"{TRAIN} --rounds 60 --seeds 0-1 --eval-every 1", own_home, env)
     assert code == 0, out
     assert bool(re.search(r"\x1b\[[\d;]*3\dm", out)) is coloured, "a colour"
     assert ("\x1b[2K" in out) is drawn, "a line that is drawn again"

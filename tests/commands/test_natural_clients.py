@@ -5,7 +5,7 @@ import shlex
 
 import numpy as np
 import pytest
-from command import ok
+from command import data_of, ok
 from failing_command import must_fail
 from homes import made_once
 
@@ -40,23 +40,23 @@ store = made_once(made)
 
 
 def test_a_partition_by_a_column_is_trained_on(store, tmp_path):
-    done = ok(f"partition --by site --store {store}").data
+    done = data_of(f"partition --by site --store {store}")
     assert [c["name"] for c in done["clients"]] == sorted(SITES)
-    saved = ok(f"train --method fed3r --partition {done['name']} --store {store}").data
-    at_once = ok(f"train --method fed3r --by site --store {store}").data
+    saved = data_of(f"train --method fed3r --partition {done['name']} --store {store}")
+    at_once = data_of(f"train --method fed3r --by site --store {store}")
     assert at_once["accuracy"] == saved["accuracy"]
     assert at_once["partition"]["digest"] == done["digest"]
-    shards = ok(f"shard --partition {done['name']} --out {tmp_path}/sites --store {store}").data[
+    shards = data_of(f"shard --partition {done['name']} --out {tmp_path}/sites --store {store}")[
         "stores"
     ]
     assert all(len(set(Store.open(path).group("site").codes.tolist())) == 1 for path in shards)
-    dealt = ok(f"partition --by domain --scheme iid --clients 2 --store {store}").data["clients"]
+    dealt = data_of(f"partition --by domain --scheme iid --clients 2 --store {store}")["clients"]
     assert [c["name"] for c in dealt] == [f"{d}/client-{i}" for d in DOMAINS for i in (0, 1)]
 
 
 def test_each_cell_of_the_held_out_table_is_a_ridge_on_the_other_domains(store):
-    done = ok(f"grid --method fed3r,fedncm --preset paper --hold-out each --store {store}")
-    rows = {row["method"]: row for row in done.data["held_out"]}
+    done = data_of(f"grid --method fed3r,fedncm --preset paper --hold-out each --store {store}")
+    rows = {row["method"]: row for row in done["held_out"]}
     opened = Store.open(store)
     x, label = opened.Xy(split=None)
     x = x.astype(np.float64)
@@ -97,19 +97,19 @@ def test_a_value_with_a_comma_can_be_held_out(tmp_path):
         held = fc.Partition.from_file(Store.open(path).partition_bytes(name))
         assert {client.name for client in held.clients} == set(site) - away
         assert {site[row] for row in held.test.tolist()} == away
-    each = ok(f"grid --method fedncm --by site --hold-out each --store {path}").data
+    each = data_of(f"grid --method fedncm --by site --hold-out each --store {path}")
     assert set(each["held_out"][0]["accuracy"]) == set(site)
     line = f"""grid --method fedncm --by site --sweep 'hold_out="B,c", A' --store {path}"""
-    assert list(ok(line).data["held_out"][0]["accuracy"]) == ["B,c", "A"]
+    assert list(data_of(line)["held_out"][0]["accuracy"]) == ["B,c", "A"]
 
 
 @pytest.mark.slow
 def test_a_value_of_few_rows_is_said_to_weigh_as_much_and_can_be_left_out(tmp_path):
     store = store_of_sites(tmp_path, ["big"] * 200 + ["middle"] * 100 + ["less"] * 60 + ["few"] * 3)
     words = f"grid --method fedncm --by site --hold-out each --store {store}"
-    (row,) = ok(words).data["held_out"]
+    (row,) = data_of(words)["held_out"]
     assert row["rows"] == {"big": 200, "few": 3, "less": 60, "middle": 100}
-    (row,) = ok(f"{words} --min-rows 20").data["held_out"]
+    (row,) = data_of(f"{words} --min-rows 20")["held_out"]
     assert row["rows"] == {"big": 200, "less": 60, "middle": 100}
     (same,) = fc.grid("fedncm", store, by="site", hold_out="each", min_rows=[20]).held_out()
     assert same.rows == row["rows"]
@@ -120,8 +120,8 @@ def test_a_value_of_few_rows_is_said_to_weigh_as_much_and_can_be_left_out(tmp_pa
 @pytest.mark.parametrize(("method", "words"), [("fedavg", ""), ("fed3r", "--exact")])
 def test_a_run_with_a_held_out_value_finds_the_point_of_a_grid(store, method, words):
     asked = f"--method {method} --by site --rounds 1 --store {store} --hold-out"
-    points = ok(f"grid {asked} each {words}").data["points"]
-    run = ok(f"train {asked} east").data
+    points = data_of(f"grid {asked} each {words}")["points"]
+    run = data_of(f"train {asked} east")
     assert run["reused"]
     assert [p["digest"] for p in points if p["sweep"]["hold_out"] == "east"] == [run["digest"]]
 
@@ -130,7 +130,7 @@ def test_each_of_more_than_fifty_values_is_refused_with_the_way_on(tmp_path):
     store = store_of_sites(tmp_path, [f"n{i % 51:03d}" for i in range(204)])
     words = f"grid --method fedncm --by site --store {store}"
     must_fail("51 values", f"{words} --hold-out each")
-    some = ok(f"{words} --sweep hold_out=n001,n002").data
+    some = data_of(f"{words} --sweep hold_out=n001,n002")
     assert list(some["held_out"][0]["accuracy"]) == ["n001", "n002"]
     fewer = TrainConfig(
         store=str(store_of_sites(tmp_path / "fewer", [f"n{i % 50:03d}" for i in range(200)]))
@@ -157,4 +157,4 @@ def test_the_command_of_a_refused_partition_is_for_the_store_that_was_named(tmp_
     ok("inspect", store_of_sites(tmp_path / "last", ["d"] * 30))
     error = must_fail("", "partition --by site --min-rows 1000 --store", meant)
     (command,) = re.findall(r"fedcache (partition .*)", error["hint"])
-    assert ok(*shlex.split(command)).data["store"] == str(meant)
+    assert data_of(*shlex.split(command))["store"] == str(meant)

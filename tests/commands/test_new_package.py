@@ -2,7 +2,7 @@
 
 import pytest
 from arrays import small_store
-from command import fedcache, ok
+from command import data_of, fedcache, ok
 from failing_command import must_fail
 from homes import made_once
 from own_package import python
@@ -19,18 +19,18 @@ store = made_once(small_store)
 def test_a_method_of_a_new_package_trains_grids_and_reports_by_its_name(tmp_path, installed, store):
     installed("method", "half-step")
     deal = f"--store {store} --scheme iid --clients 4 --rounds 3"
-    done = ok(f"train --method half-step {deal}").data
+    done = data_of(f"train --method half-step {deal}")
     assert done["plugins"][0]["name"] == "half-step"
-    grid = ok(f"grid --method half-step --sweep server_lr=0.25,1 {deal}").data
+    grid = data_of(f"grid --method half-step --sweep server_lr=0.25,1 {deal}")
     assert [point["sweep"]["server_lr"] for point in grid["points"]] == ["0.25", "1"]
-    whole = ok(f"train --method half-step --set server_lr=1 {deal}").data
-    assert whole["accuracy"]["mean"] == ok(f"train --method fedavg {deal}").data["accuracy"]["mean"]
+    whole = data_of(f"train --method half-step --set server_lr=1 {deal}")
+    assert whole["accuracy"]["mean"] == data_of(f"train --method fedavg {deal}")["accuracy"]["mean"]
     ok(f"report {done['path']} -o {tmp_path}/page.html")
     assert "half-step" in (tmp_path / "page.html").read_text()
     assert "half-step\tplug-in: half-step 0.1" in fedcache("methods list").out
     # The method is a copy of FedAvg with another server: the text about FedAvg does not describe it.
-    assert ok("methods info half-step").data["when"] == ""
-    assert ok("methods info fedavg").data["when"]
+    assert data_of("methods info half-step")["when"] == ""
+    assert data_of("methods info fedavg")["when"]
 
 
 @pytest.mark.slow
@@ -91,13 +91,13 @@ def test_a_backbone_of_a_new_package_extracts_and_trains_by_its_name(
     )
     assert "own-lines" in fedcache("backbones list").err
     words = "--dataset digits --backbones own-lines --limit 400"
-    done = ok(f"extract {words}").data
+    done = data_of(f"extract {words}")
     array = next(iter(Store.open(done["path"]).arrays.values()))
     assert array.recipe["backbone"] == "module:own_lines.encoder:build"
-    assert ok(f"extract {words}").data["decoded"] == 0
+    assert data_of(f"extract {words}")["decoded"] == 0
     words = "train --backbones own-lines --method fed3r --clients 3 --scheme iid --store"
-    assert ok(words, done["path"]).data["accuracy"]["mean"] > 0.3
-    assert ok("backbones verify own-lines").data["width"] == 512
+    assert data_of(words, done["path"])["accuracy"]["mean"] > 0.3
+    assert data_of("backbones verify own-lines")["width"] == 512
 
 
 @pytest.mark.parametrize(

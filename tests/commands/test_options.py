@@ -5,8 +5,9 @@ from dataclasses import fields
 import pytest
 import typer.main
 from arrays import ingested
-from command import ok
+from command import data_of
 from failing_command import must_fail
+from made_path import place_of
 
 from fedcache import cli
 from fedcache.commands.options import RunOptions, SchemeArguments
@@ -51,10 +52,10 @@ def test_every_option_with_a_value_says_its_default_and_stands_in_a_panel(comman
 @pytest.mark.slow
 def test_a_grid_takes_a_device_and_client_stores(tmp_path):
     store = ("--store", ingested(tmp_path))
-    name = ok("partition --scheme iid --clients 3", *store).data["name"]
-    sites = ok("shard --partition", name, *store, "--out", tmp_path / "sites").data["path"]
+    name = data_of("partition --scheme iid --clients 3", *store)["name"]
+    sites = place_of("shard --partition", name, *store, "--out", tmp_path / "sites")
     common = f"--method fedavg --rounds 1 --participation all --device cpu --clients-from {sites}"
-    alone = ok(f"train {common} --set lr=0.1").data
-    points = ok(f"grid {common} --sweep lr=0.1,0.02").data["points"]
+    alone = data_of(f"train {common} --set lr=0.1")
+    points = data_of(f"grid {common} --sweep lr=0.1,0.02")["points"]
     assert points[0]["accuracy"]["mean"] == pytest.approx(alone["accuracy"]["mean"], abs=1e-6)
     must_fail("", f"grid {common} --sweep clients=2,3")

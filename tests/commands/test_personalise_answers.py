@@ -2,10 +2,10 @@
 
 import pytest
 from arrays import small_store
-from command import fedcache, ok
-from failing_command import must_fail
+from command import data_of, fedcache, ok
+from failing_command import must_fail, must_fail_store
 from homes import made_once
-from made_path import results
+from made_path import extracted, place_of, results
 from pictures import CLASSES, folder
 
 from fedcache.config import Home
@@ -18,9 +18,8 @@ METHODS = {"tip-local": "", "fedpcl": "--rounds 2", "fed3r": "", "ditto": "--rou
 
 def trained(place):
     """Runs over two domains, each a client, and the shards of these clients."""
-    images = folder(place / "shapes", train=8, domains=("ink", "chalk"))
-    ok(f"extract --dataset folder:{images} --backbones glyph-clip --workers 0")
-    made = ok("partition --scheme feature-shift").data
+    extracted(place, "glyph-clip", train=8, domains=("ink", "chalk"))
+    made = data_of("partition --scheme feature-shift")
     for method, more in METHODS.items():
         ok(f"train --method {method} --partition {made['name']} {more}")
     out = Home.from_environment().root / "sites"
@@ -47,9 +46,9 @@ def test_a_client_of_the_run_is_as_right_as_it_was(sites, tmp_path):
     result = results()["tip-local"]
     for name, accuracy in zip(result["clients"], result["accuracy"]["per_client"], strict=True):
         out = tmp_path / f"{name}.safetensors"
-        found = ok(
+        found = data_of(
             "personalise", result["digest"][:12], "--store", shard(sites, name), "-o", out
-        ).data
+        )
         assert found["client"] == name
         assert found["measures"]["accuracy"] == accuracy
         assert found["rounds"] == 0
@@ -58,14 +57,14 @@ def test_a_client_of_the_run_is_as_right_as_it_was(sites, tmp_path):
 def test_a_new_client_has_a_file_that_predicts(sites, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = (f"personalise --name new {run_of('fedpcl')} --store", shard(sites, "ink"))
-    done = ok(*words, "--set", "epochs=2").data
+    done = data_of(*words, "--set", "epochs=2")
     model = SavedModel.load(tmp_path / "new.safetensors")
     assert model.clients == ["new"]
     assert model.facts.hp["epochs"] == 2
     test_rows = ("new.safetensors", "--store", shard(sites, "ink"), "--split", "test")
-    (measured,) = ok("evaluate", *test_rows).data["runs"]
+    (measured,) = data_of("evaluate", *test_rows)["runs"]
     assert measured["measures"]["accuracy"] == done["measures"]["accuracy"]
-    assert len(ok("predict", *test_rows).data["rows"]) == measured["measures"]["rows"] == 12
+    assert len(data_of("predict", *test_rows)["rows"]) == measured["measures"]["rows"] == 12
     must_fail("new.safetensors", *words)
 
 
@@ -90,7 +89,7 @@ def test_a_store_that_is_none_or_has_other_features_is_refused(sites, tmp_path):
     personalise = (f"personalise {run_of('fedpcl')} -o", tmp_path / "new.safetensors")
     must_fail("", *personalise)
     assert fedcache(*personalise, "--store", "gone.zarr").code == Exit.STORE
-    must_fail("glyph-clip", *personalise, "--store", small_store(tmp_path), code=Exit.STORE)
+    must_fail_store("glyph-clip", *personalise, "--store", small_store(tmp_path))
 
 
 def test_a_store_without_training_rows_of_known_classes_is_refused(sites, tmp_path, monkeypatch):
@@ -99,9 +98,8 @@ def test_a_store_without_training_rows_of_known_classes_is_refused(sites, tmp_pa
     for split in ("train", "test"):
         for name in CLASSES[:3]:
             (other / split / name).rename(other / split / f"kind of {name}")
-    path = ok(f"extract -d folder:{other} -b glyph-clip --workers 0").data["path"]
-    words = f"personalise {run_of('fedpcl')} --store"
-    must_fail("training rows", words, path, code=Exit.STORE)
+    path = place_of(f"extract -d folder:{other} -b glyph-clip --workers 0")
+    must_fail_store("training rows", f"personalise {run_of('fedpcl')} --store", path)
 
 
 @pytest.mark.slow

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import fedcache, ok
-from failing_command import must_fail
+from arrays import around
+from command import data_of, fedcache, ok
+from failing_command import must_fail, must_fail_store
 from homes import made_once
 from made_path import place_of, run_of
 
 import fedcache as fc
-from fedcache.errors import Exit
 from fedcache.federate.partition.partition import Partition
 from fedcache.models.evaluate import threshold
 from fedcache.store.store import Store
@@ -26,9 +26,7 @@ def ingested(place, x, y, split, more=""):
 
 def trained(place: Path) -> Path:
     """A store of six classes that overlap, one without rows of the test split, and runs of one client per class."""
-    rng = np.random.default_rng(0)
-    y = np.tile(np.arange(6), 100)
-    x = rng.normal(size=(600, 8)) + 1.3 * np.eye(6, 8)[y]
+    x, y = around(6, 100, 1.3)
     block = np.arange(600) // 6
     split = np.where(block % 12 == 1, 2, (block % 3 == 0) & (y < 5))
     path = ingested(place, x, y, split)
@@ -117,8 +115,8 @@ def test_all_figures_are_those_of_the_probabilities_of_the_loaded_model(store, t
 
 
 def test_validation_rows_that_all_clients_share_are_those_of_one_client(store):
-    done = ok(f"evaluate {run_of('afl')} --store {store} --split test --coverage 0.8")
-    found = done.data["runs"][0]["prediction_sets"]
+    done = data_of(f"evaluate {run_of('afl')} --store {store} --split test --coverage 0.8")
+    found = done["runs"][0]["prediction_sets"]
     assert found["calibration_clients"] == 1
     assert found["calibration_rows"] == 54
     first, *others = found["clients"].values()
@@ -142,7 +140,7 @@ def test_validation_rows_without_labels_are_none(tmp_path):
     words = "train --method fed3r --scheme iid --clients 2 --validation split"
     run = place_of(f"{words} --store {path}")
     words = f"evaluate {run} --store {path} --split test --coverage 0.5"
-    must_fail("needs labelled validation rows", words, code=Exit.STORE)
+    must_fail_store("needs labelled validation rows", words)
 
 
 def test_the_page_and_the_terminal_have_the_same_sentences(store, tmp_path):
@@ -173,13 +171,13 @@ def test_what_has_no_prediction_sets_is_refused_by_name(store, method, more, sai
 
 def test_the_hint_for_a_run_without_validation_rows_trains_one_with_them(store):
     words = f"evaluate --store {store} --coverage 0.8"
-    error = must_fail("needs labelled validation rows", words, run_of("fedncm"), code=Exit.STORE)
+    error = must_fail_store("needs labelled validation rows", words, run_of("fedncm"))
     hint = shlex.split(error["hint"].partition("  fedcache ")[2])
     run = place_of(*hint, "--scheme", "iid")
-    assert ok(words, run).data["runs"][0]["prediction_sets"]["calibration_rows"] > 0
-    must_fail("No client has a test row", f"{words} --split train {run}", code=Exit.STORE)
+    assert data_of(words, run)["runs"][0]["prediction_sets"]["calibration_rows"] > 0
+    must_fail_store("No client has a test row", f"{words} --split train {run}")
     (run / "partition-0.partition").unlink()
-    must_fail("partition of the run", words, run, code=Exit.STORE)
+    must_fail_store("partition of the run", words, run)
 
 
 def test_validation_rows_of_a_private_run_are_not_read(store, monkeypatch):

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from command import environment, fedcache, ok, words_of
+from command import data_of, environment, fedcache, words_of
 from draws import one_of_each
-from failing_command import must_fail
+from failing_command import must_fail, must_fail_machine, must_fail_store
 from made_path import place_of
 from pictures import folder
 from PIL import Image
@@ -65,8 +65,8 @@ def test_images_of_several_sizes_are_refused_without_leaving_a_store(images):
     Image.open(first).resize((9, 9)).save(first)
     words = f"extract --dataset folder:{images} --backbones pixels --workers 0"
     assert fedcache(f"{words} --json").code == 2
-    assert ok("ls").data["entries"] == []
-    assert ok(f"{words} --recipe pixels:size=8").data["arrays"]
+    assert data_of("ls")["entries"] == []
+    assert data_of(f"{words} --recipe pixels:size=8")["arrays"]
 
 
 def piped(home, after, *words):
@@ -103,14 +103,13 @@ def test_a_full_device_is_one_sentence(own_home, words):
 
 
 def test_what_does_not_fit_in_memory_is_no_bug(store):
-    must_fail("TiB", "train --method fedavg --set dim=1000000000000 --rounds 1", *IID, code=6)
+    must_fail_machine("TiB", "train --method fedavg --set dim=1000000000000 --rounds 1", *IID)
 
 
 def test_torch_running_out_of_memory_is_told_from_other_errors():
     with pytest.raises(RuntimeError) as info:
         torch.empty(1 << 58, dtype=torch.uint8)
-    told = memory_error(info.value)
-    assert str(1 << 58) in told.message
+    assert str(1 << 58) in memory_error(info.value).message
     gpu = memory_error(
         torch.cuda.OutOfMemoryError(
             "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has 1 GiB."
@@ -124,14 +123,14 @@ def test_torch_running_out_of_memory_is_told_from_other_errors():
 def test_a_store_of_a_stopped_extraction_is_named_with_the_command_to_resume(images, own_home):
     assert fedcache("verify --json").code == 4
     stop_extraction(in_small_chunks(images), 8)
-    (entry,) = ok("ls").data["entries"]
+    (entry,) = data_of("ls")["entries"]
     for words in ("verify", "inspect", "train --method fed3r --no-extract"):
-        error = must_fail(f"{entry['name']} (unfinished)", words, code=4)
+        error = must_fail_store(f"{entry['name']} (unfinished)", words)
     command = error["hint"].rpartition("fedcache extract ")[2]
-    assert ok("extract", *shlex.split(command)).data["arrays"][0]["kept_chunks"] > 0
-    assert ok("verify").data["problems"] == []
+    assert data_of("extract", *shlex.split(command))["arrays"][0]["kept_chunks"] > 0
+    assert data_of("verify")["problems"] == []
     own_home.joinpath("last.json").unlink()
-    must_fail(entry["name"], "verify", code=4)
+    must_fail_store(entry["name"], "verify")
 
 
 @pytest.mark.parametrize(
@@ -162,7 +161,7 @@ def test_what_would_be_ignored_or_misread_is_refused(words, said):
 def test_a_saved_partition_is_looked_for_before_anything_is_extracted(images, own_home):
     named = f"--dataset folder:{images} --backbones random-projection"
     said = "There is no partition 'three', because the dataset"
-    must_fail(said, f"train --method fedavg --partition three {named}", code=4)
+    must_fail_store(said, f"train --method fedavg --partition three {named}")
     assert not list(own_home.glob("stores/*"))
 
 
@@ -171,8 +170,7 @@ def test_rows_that_could_not_be_read_are_an_error_where_there_is_no_other():
     read = Prediction("b.png", ("cat",), (0.5,))
     for rows in ([lost], [lost, replace(lost, name="c.png")]):
         corruption(lambda rows=rows: answer_of(rows), "a.png")
-    found = answer_of([lost, read])
-    assert [row["name"] for row in found.data["rows"]] == ["a.png", "b.png"]
+    assert [row["name"] for row in answer_of([lost, read]).data["rows"]] == ["a.png", "b.png"]
 
 
 def answer_of(rows):

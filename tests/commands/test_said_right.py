@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from arrays import ingested
-from command import fedcache, ok
+from command import data_of, fedcache, ok
 from failing_command import must_fail
 from made_path import place_of
 
@@ -35,9 +35,8 @@ def completed(line, home):
 
 def test_the_method_is_named_with_or_without_its_option(tmp_path):
     ingested(tmp_path)
-    first = ok(f"train fed3r {IID}").data
-    assert ok(f"train --method fed3r {IID}").data["path"] == first["path"]
-    assert ok(f"grid fed3r fedncm {IID}").data["reused"] == 1
+    assert data_of(f"train --method fed3r {IID}")["path"] == data_of(f"train fed3r {IID}")["path"]
+    assert data_of(f"grid fed3r fedncm {IID}")["reused"] == 1
     must_fail("", "train fed3r --method fedncm")
     must_fail("", "train")
 
@@ -45,7 +44,7 @@ def test_the_method_is_named_with_or_without_its_option(tmp_path):
 def test_export_takes_its_file_as_an_argument_or_an_option(tmp_path):
     ingested(tmp_path)
     out = tmp_path / "all.npz"
-    assert ok(f"export -o {out}").data["path"] == str(out)
+    assert data_of(f"export -o {out}")["path"] == str(out)
     assert fedcache("export").code == fedcache("export a.npz -o b.npz").code == Exit.USAGE
 
 
@@ -67,13 +66,13 @@ def test_hints_name_what_is_meant_and_all_that_is_missing(tmp_path, words, code,
 
 def test_a_run_of_one_round_is_one_run_however_often_it_is_scored(tmp_path):
     ingested(tmp_path)
-    first = ok(f"train fed3r {IID}").data
-    again = ok(f"train fed3r {IID} --eval-every 1").data
+    first = data_of(f"train fed3r {IID}")
+    again = data_of(f"train fed3r {IID} --eval-every 1")
     assert again["reused"] is True
     assert again["path"] == first["path"]
-    end, each = (ok(f"train fedavg {IID} --rounds 2 --eval-every", k).data["path"] for k in (0, 1))
+    end, each = (data_of(f"train fedavg {IID} --rounds 2 --eval-every", k)["path"] for k in (0, 1))
     assert end != each
-    labels = {e["path"]: e["differs"] for e in ok("runs list --method fedavg").data["entries"]}
+    labels = {e["path"]: e["differs"] for e in data_of("runs list --method fedavg")["entries"]}
     assert labels == {end: "eval_every=0", each: "eval_every=1"}
 
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 from arrays import overlapping
-from command import fedcache, ok
+from command import data_of, fedcache, ok
 from homes import made_once
 
 from fedcache.federate.methods import METHODS
@@ -37,7 +37,7 @@ def test_train_prints_what_the_accuracy_the_cost_the_place_and_the_next_command(
 
 def test_a_grid_trains_the_best_setting_of_every_method_again_and_shows_it(store):
     words = f"grid fedavg,fedper --sweep lr=0.01,0.3 --rounds 2 -s iid -m 4 --store {store}"
-    done = ok(f"{words} --validation 0.25 --retrain --score pooled").data
+    done = data_of(f"{words} --validation 0.25 --retrain --score pooled")
     assert done["score"] == "pooled"
     assert {again["method"] for again in done["retrained"]} == {"fedavg", "fedper"}
     for again in done["retrained"]:
@@ -72,8 +72,8 @@ def test_compare_prints_at_most_forty_lines_and_says_what_a_test_cannot_show(sto
     # Six settings are enough for a test, so it is over settings without being asked.
     for clients in (6, 7):
         ok(f"grid fed3r,fedncm --sweep bias=true,false -s iid -m {clients} --store {store}")
-    assert [c["over"] for c in ok("compare").data["comparisons"]] == ["settings"]
-    assert {c["over"] for c in ok("compare --over seeds").data["comparisons"]} == {"seeds"}
+    assert [c["over"] for c in data_of("compare")["comparisons"]] == ["settings"]
+    assert {c["over"] for c in data_of("compare --over seeds")["comparisons"]} == {"seeds"}
 
 
 def test_printed_texts_have_no_codes_of_the_documentation():

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from command import fedcache, ok
+from arrays import normals
+from command import data_of, fedcache, ok
 from failing_command import must_fail
 
 import fedcache as fc
@@ -37,7 +38,7 @@ def test_lists_that_exclude_each_other_are_refused():
 def test_ls_lists_stores_with_their_sizes_and_damaged_ones_with_why(small, own_home):
     ok(f"partition --scheme iid --clients 2 --name mine --store {small.path}")
     size = sum(f.stat().st_size for f in small.path.rglob("*") if f.is_file())
-    (entry,) = ok("ls").data["entries"]
+    (entry,) = data_of("ls")["entries"]
     assert entry == {
         "name": small.path.name,
         "path": str(small.path),
@@ -50,13 +51,13 @@ def test_ls_lists_stores_with_their_sizes_and_damaged_ones_with_why(small, own_h
         "partitions": ["mine"],
         "bytes": size,
     }
-    assert ok("ls --dataset small").data["entries"] == [entry]
+    assert data_of("ls --dataset small")["entries"] == [entry]
     (own_home / "stores/broken.zarr").mkdir()
     told = ok("ls")
     broken, kept = told.data["entries"]
     assert kept == entry
     assert broken.keys() == {"name", "path", "problem"}
-    assert told.envelope["warnings"] == [f"broken.zarr: {broken['problem']}"]
+    assert told.warnings == [f"broken.zarr: {broken['problem']}"]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +81,7 @@ def test_ls_lists_stores_with_their_sizes_and_damaged_ones_with_why(small, own_h
 def test_ingest_says_what_it_found_and_what_comes_next(tmp_path, file, following):
     rows = len(file.get("labels", file.get("split", ())))
     np.savez(tmp_path / "e.npz", **{"features/mine": np.ones((rows, 3), np.float32), **file})
-    done = ok(f"ingest {tmp_path}/e.npz --name mine").data
+    done = data_of(f"ingest {tmp_path}/e.npz --name mine")
     assert "10 rows" in done["notes"][0]
     assert done["next"] == following
     again = fedcache(f"ingest {tmp_path}/e.npz --name mine")
@@ -101,8 +102,8 @@ def test_ingest_says_what_it_found_and_what_comes_next(tmp_path, file, following
     ],
 )
 def test_after_a_table_with_sites_the_next_command_trains_on_these(tmp_path, site, labels, dealt):
-    x = np.random.default_rng(0).normal(size=(40, 3)).astype("f4")
+    x = normals(0, 40, 3)
     np.savez(tmp_path / "e.npz", **{"features/mine": x, "labels": labels, "site": site})
-    following = ok(f"ingest {tmp_path}/e.npz --name mine").data["next"]
+    following = data_of(f"ingest {tmp_path}/e.npz --name mine")["next"]
     assert following == f"fedcache train --method fedavg {dealt} --dataset mine"
     ok(*following.split()[1:], "--rounds", 1)

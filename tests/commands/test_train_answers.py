@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 
 import pytest
-from command import fedcache, ok
+from command import data_of, fedcache
 from failing_command import must_fail
 from refusal import refused
 
@@ -132,7 +132,7 @@ def test_a_method_that_is_not_there_is_refused_before_its_sweeps_are_read():
 
 
 def test_the_ready_grids_are_listed_with_their_points():
-    grids = {g["name"]: g for g in ok("grid --ready list").data["grids"]}
+    grids = {g["name"]: g for g in data_of("grid --ready list")["grids"]}
     (table,) = list_ready_grids().renderables
     assert [row[0] for row in table.rows] == list(grids)
     for name, grid in grids.items():

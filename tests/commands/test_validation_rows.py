@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from arrays import overlapping
-from command import ok
+from command import data_of
 from failing_command import must_fail
 from federation import rows_trained
 from homes import made_once
@@ -33,9 +33,9 @@ store = made_once(made)
 
 def test_a_partition_tells_of_its_validation_rows_and_shards_hold_them(store, tmp_path):
     words = f"partition --scheme iid --clients 4 --store {store}"
-    plain = ok(words).data
-    done = ok(f"{words} {QUARTER}").data
-    split = ok(f"{words} --validation split").data
+    plain = data_of(words)
+    done = data_of(f"{words} {QUARTER}")
+    split = data_of(f"{words} --validation split")
     clients = done["clients"]
     assert (
         [c["train"] + c["validation"] for c in clients]
@@ -46,7 +46,7 @@ def test_a_partition_tells_of_its_validation_rows_and_shards_hold_them(store, tm
     assert "validation" not in plain
     assert [c["validation"] for c in split["clients"]] == [48] * 4
     assert [c["train"] for c in split["clients"]] == [36] * 4
-    paths = ok(f"shard --partition {done['name']} --out {tmp_path}/sites --store {store}").data[
+    paths = data_of(f"shard --partition {done['name']} --out {tmp_path}/sites --store {store}")[
         "stores"
     ]
     splits = [np.bincount(Store.open(path).samples.split, minlength=3).tolist() for path in paths]
@@ -75,7 +75,7 @@ def by_hand(store, parts, rows, kind):
 @pytest.mark.parametrize("how", ["0.25", "split"])
 def test_the_validation_accuracy_is_that_of_a_head_worked_out_by_hand(store, kind, how):
     words = f"-s iid -m 4 --validation {how} --store {store} --set feat_post=none"
-    done = ok(f"train --preset paper --method {kind} {words}").data
+    done = data_of(f"train --preset paper --method {kind} {words}")
     parts = fc.partition(store, "iid", clients=4, validation=how)
     assert done["partition"]["digest"] == parts.digest
     assert parts.validation is not None
@@ -101,7 +101,7 @@ GRID = "grid --method fedavg --sweep lr=0.01,3,0.3 --rounds 3 -s dirichlet -m 4"
 @pytest.mark.slow
 def test_what_was_chosen_is_trained_again_and_is_the_run_without_validation(store):
     words = f"--alpha 1 --seeds 0,1 --store {store}"
-    done = ok(f"{GRID} {words} --validation 0.3 --retrain").data
+    done = data_of(f"{GRID} {words} --validation 0.3 --retrain")
     best = max(done["points"], key=lambda p: p["validation"]["mean"])
     assert done["best"]["sweep"] == best["sweep"]
     (again,) = done["retrained"]
@@ -109,7 +109,7 @@ def test_what_was_chosen_is_trained_again_and_is_the_run_without_validation(stor
     assert again["sweep"] == best["sweep"]
     assert "validation" not in again
     rate = best["sweep"]["lr"]
-    run = ok(f"train --method fedavg --set lr={rate} --rounds 3 -s dirichlet -m 4 {words}").data
+    run = data_of(f"train --method fedavg --set lr={rate} --rounds 3 -s dirichlet -m 4 {words}")
     assert run["reused"]
     assert run["path"] == again["path"]
     assert run["accuracy"] == again["accuracy"]
@@ -119,7 +119,7 @@ def test_what_was_chosen_is_trained_again_and_is_the_run_without_validation(stor
         "fedavg", store, parts, lr=[0.01, 3, 0.3], seeds=[0, 1], options={"rounds": 3}, retrain=True
     )
     assert [point.run.result["digest"] for point in in_python.retrained] == [again["digest"]]
-    fresh = ok("train --config", Path(again["path"]) / "config.toml", "--fresh").data
+    fresh = data_of("train --config", Path(again["path"]) / "config.toml", "--fresh")
     assert fresh["path"] == again["path"]
     assert fresh["accuracy"] == again["accuracy"]
 
@@ -128,7 +128,7 @@ def test_what_was_chosen_is_trained_again_and_is_the_run_without_validation(stor
 @pytest.mark.parametrize("words", ["lam=3,1,2", "lam=1,2,3"])
 def test_of_equal_points_all_commands_take_the_same(store, words):
     asked = f"grid --method fed3r -s iid -m 3 --validation 0.3 --retrain --store {store}"
-    done = ok(f"{asked} --sweep", words).data
+    done = data_of(f"{asked} --sweep", words)
     assert len({p["validation"]["mean"] for p in done["points"]}) == 1, "the three points tie"
     assert done["best"]["sweep"] == {"lam": "1"}
     assert [p["sweep"] for p in done["retrained"]] == [{"lam": "1"}]
@@ -138,11 +138,11 @@ def test_of_equal_points_all_commands_take_the_same(store, words):
 
 
 def test_a_saved_partition_gives_its_rows_back_too(store):
-    made = ok(f"partition -s iid -m 3 --validation split --name mine --store {store}").data
+    made = data_of(f"partition -s iid -m 3 --validation split --name mine --store {store}")
     words = f"--method fed3r --sweep lam=0.1,100 --store {store}"
-    done = ok(f"grid {words} --partition mine --retrain").data
+    done = data_of(f"grid {words} --partition mine --retrain")
     assert done["points"][0]["partition"]["digest"] == made["digest"]
-    plain = ok(f"grid {words} -s iid -m 3").data
+    plain = data_of(f"grid {words} -s iid -m 3")
     alike = [p for p in plain["points"] if p["sweep"] == done["best"]["sweep"]]
     assert done["retrained"][0]["digest"] == alike[0]["digest"]
     assert alike[0]["reused"]
@@ -161,7 +161,7 @@ def test_one_score_chooses_in_a_grid_in_compare_and_in_a_report(tmp_path, own_ho
         "--method fed3r,solo --scheme dirichlet --alpha 0.02 --clients 6 --validation 0.25 "
         f"--rounds 5 --store {store}"
     )
-    done = ok(f"grid {words}").data
+    done = data_of(f"grid {words}")
     runs = {p["method"]: p for p in done["points"]}
     held = {name: p["validation"]["client_mean"] for name, p in runs.items()}
     assert held["fed3r"] != runs["fed3r"]["validation"]["mean"], (
@@ -169,7 +169,7 @@ def test_one_score_chooses_in_a_grid_in_compare_and_in_a_report(tmp_path, own_ho
     )
     best = max(held, key=lambda name: held[name])
     assert done["best"]["method"] == best
-    (compared,) = ok("compare").data["comparisons"]
+    (compared,) = data_of("compare")["comparisons"]
     assert {t["name"]: t["validation"] for t in compared["treatments"]} == pytest.approx(held)
     assert compared["chosen"] == best
     assert any(
