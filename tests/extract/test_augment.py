@@ -185,8 +185,7 @@ def test_noise_is_cut_to_what_a_pixel_can_be():
 def test_what_a_step_draws_does_not_depend_on_chance_before_it():
     policy = RECIPE.with_policy("flip=0.5,jitter=0.5,gaussian-noise=20")
     flat = Image.new("RGB", (24, 24), (128, 128, 128))
-    noise = {view(flat, policy, UID, 1, mirror=m).tobytes() for m in (True, False)}
-    assert len(noise) == 1
+    assert len({view(flat, policy, UID, 1, mirror=m).tobytes() for m in (True, False)}) == 1
 
 
 @given(st.integers(1, 70), st.integers(1, 70), st.integers(1, 9))

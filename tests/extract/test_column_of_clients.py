@@ -1,6 +1,7 @@
 """Which column ``ingest`` suggests as that of the clients."""
 
 import numpy as np
+from arrays import normals
 
 import fedcache as fc
 from fedcache.extract.planning.ingest import column_of_clients
@@ -25,7 +26,7 @@ SUGGESTED = [
 
 
 def test_holders_come_before_words_and_words_before_numbers(tmp_path):
-    x = np.random.default_rng(0).normal(size=(ROWS, 4)).astype("f4")
+    x = normals(0, ROWS, 4)
     for number, (columns, suggested) in enumerate(SUGGESTED):
         store = fc.Store.from_arrays(
             {"mine": x}, labels=np.arange(ROWS) % 2, path=tmp_path / f"{number}.zarr"

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from make_images import random_bytes
 from refusal import machine_error
 from test_batches import SETTINGS, data, job
 
@@ -78,14 +79,13 @@ def trace(monkeypatch):
 
 @pytest.fixture
 def stages(trace):
-    jobs = [job(size=8, views=2)]
-    made = CudaStages(BatchRunner(jobs, data().source, data().uid, 10, SETTINGS))
+    made = CudaStages(BatchRunner([job(size=8, views=2)], data().source, data().uid, 10, SETTINGS))
     yield made
     made.close()
 
 
 def test_each_stage_waits_for_the_one_before(stages, trace):
-    images = np.random.default_rng(0).integers(0, 256, (4, 2, 8, 8, 3), np.uint8)
+    images = random_bytes(0, 4, 2, 8, 8, 3)
     loaded = stages.load(images)
     given = images.copy()
     images[:] = 0  # the slot is overwritten

@@ -5,10 +5,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from command import fedcache, ok
+from command import data_of, fedcache, ok
 from damage import flip_bit
 from draws import examples
-from failing_command import must_fail
+from failing_command import must_fail, must_fail_corrupt
 from hypothesis import given
 from hypothesis import strategies as st
 from json_values import FINITE
@@ -76,8 +76,7 @@ def test_damaged_memories_change_no_store(images, own_home):
             file.write_bytes(
                 bytes(len(raw)) if character is None else raw[:at] + character + raw[at + 1 :]
             )
-        again = place_of(*images, "--backbones", "random-projection,pixels", "--size", size)
-        assert again == first
+        assert place_of(*images, "--backbones", "random-projection,pixels", "--size", size) == first
     assert len(list((own_home / "stores").glob("*.zarr"))) == 1
 
 
@@ -103,14 +102,14 @@ def test_another_dataset_is_not_taken_for_the_one_last_extracted(images, own_hom
     for bad in (raw.replace(b"images", b"imagos"), b"", canonical_json(json.loads(raw)["content"])):
         last.write_bytes(bad)
         for words in ("extract --backbones pixels", "train --method fed3r", "inspect"):
-            must_fail(str(last), words, code=5)
+            must_fail_corrupt(str(last), words)
         ok("methods info fed3r")
     last.unlink()
     # it extracted digits and trained on them
     assert fedcache("train --method fed3r").code == 4
     must_fail("", "extract --backbones pixels")
     assert (
-        ok(*images, "--backbones", "random-projection").data["path"]
+        data_of(*images, "--backbones", "random-projection")["path"]
         == json.loads(raw)["content"]["store"]
     )
     assert last.read_bytes() == raw
@@ -124,9 +123,9 @@ def test_an_older_note_of_the_last_store_is_told(images, own_home):
     shutil.copy(place / "000.png", place / "more.png")
     grown = place_of(*images, "--backbones", "random-projection")
     train = "train --method fed3r --scheme iid --clients 2"
-    assert ok(train).envelope["warnings"] == []
+    assert ok(train).warnings == []
     (own_home / "last.json").write_bytes(old)
-    (warning,) = ok(train).envelope["warnings"]
+    (warning,) = ok(train).warnings
     assert f"--store {grown.name}" in warning
 
 

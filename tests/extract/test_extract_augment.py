@@ -4,11 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import ok
-from failing_command import must_fail
+from command import data_of, ok
+from failing_command import must_fail, must_fail_store
 from pictures import folder
 
-from fedcache.errors import Exit
 from fedcache.store.store import Store
 
 WORDS = "--backbones random-projection --recipe random-projection:size=16 --batch 4"
@@ -22,7 +21,7 @@ def images(tmp_path):
 
 def extracted(images, *words):
     """Key of the array and the store after one extraction."""
-    done = ok(f"extract --dataset folder:{images} {WORDS}", *words).data
+    done = data_of(f"extract --dataset folder:{images} {WORDS}", *words)
     return done["arrays"][0]["key"], Store.open(done["path"])
 
 
@@ -46,26 +45,25 @@ def test_a_model_trained_on_augmented_rows_predicts_from_plain_images(images, tm
         f"{key} (width 64, 2 views by {POLICY})",
         f"{asked} --store {store.path} --backbones random-projection --set train_view=aug",
     )
-    done = ok(f"{asked} --store {store.path} --backbones {key} --set train_view=aug").data
+    done = data_of(f"{asked} --store {store.path} --backbones {key} --set train_view=aug")
     assert done["fidelity"] == "cached_views"
     run = Path(done["path"])
     config = run / "config.toml"
     assert key in config.read_text()
     extracted(images, "--views", 3, "--augment", "blur", "--workers", 0)
     # what was extracted since is not meant
-    assert ok(f"train --config {config}").data["path"] == str(run)
-    must_fail(
+    assert data_of(f"train --config {config}")["path"] == str(run)
+    must_fail_store(
         "have only view 0",
         f"{asked} --store {tmp_path / 'plain.zarr'} --backbones {plain} --set train_view=aug",
-        code=Exit.STORE,
     )
     said = [
-        ok(f"predict {run} --store {where}").data["rows"]
+        data_of(f"predict {run} --store {where}")["rows"]
         for where in (store.path, tmp_path / "plain.zarr")
     ]
     assert said[0] == said[1]  # of a store, its view 0 under any policy and without one
     name = store.samples.name[0]
-    (row,) = ok(f"predict {run} {images / name} --workers 0 --batch 4").data["rows"]
+    (row,) = data_of(f"predict {run} {images / name} --workers 0 --batch 4")["rows"]
     (same,) = [r for r in said[0] if r["name"] == name]
     assert row["class"] == same["class"]
     assert row["probability"] == pytest.approx(same["probability"], abs=1e-5)

@@ -65,8 +65,7 @@ def feeder(monkeypatch):
 
     def make(jobs=JOBS, workers=2, device=SleepingDevice, gpus=()):
         monkeypatch.setattr(gpu, "WorkerProcesses", HereInstead)
-        settings = replace(SETTINGS, gpus=gpus)
-        one = GpuFeeder(jobs, data(), settings, workers, Stop(), device)
+        one = GpuFeeder(jobs, data(), replace(SETTINGS, gpus=gpus), workers, Stop(), device)
         made.append(one)
         return one
 
@@ -131,8 +130,7 @@ def test_several_devices_share_the_batches(feeder):
     assert [str(line.runner.device) for line in there.lines] == ["cpu:0", "cpu:2"]
     assert there.warm() == {"a": 0.5}
     answers = [there.submit(1, ["a"]) for _ in range(there.depth)]
-    features = {answer.result(PATIENCE).features["a"].tobytes() for answer in answers}
-    assert len(features) == 1
+    assert len({answer.result(PATIENCE).features["a"].tobytes() for answer in answers}) == 1
     devices = [line.device for line in there.lines]
     assert sum(device.fetched for device in devices) == len(answers)
 
@@ -162,8 +160,7 @@ def test_closing_waits_for_nothing_that_nobody_will_take(feeder):
     for _ in range(there.depth):
         there.submit(1, ["a"])
     there.close()
-    device = line.device
-    assert device.fetched <= 1, "the one that was waited for"
+    assert line.device.fetched <= 1, "the one that was waited for"
     assert not any(thread.is_alive() for thread in line.threads)
 
 

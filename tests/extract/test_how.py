@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from command import apart, fedcache, ok
-from failing_command import must_fail
+from failing_command import must_fail_corrupt, must_fail_machine, must_fail_store
 from refusal import machine_error
 from torch._inductor import config as inductor
 
@@ -70,7 +70,7 @@ def test_an_unfinished_array_of_other_code_is_not_resumed(images, tmp_path, monk
 
     with monkeypatch.context() as patch:
         patch.setattr(how, "features_code_digest", lambda provider: "0" * 16)
-        must_fail("--fresh", f"{words} --max-bad 9", code=Exit.STORE)
+        must_fail_store("--fresh", f"{words} --max-bad 9")
         assert journals(tmp_path / "s.zarr")[0].chunks.keys() == kept  # nothing was touched
         fresh = fedcache(f"{words} --max-bad 9 --fresh")
     assert fresh.code == Exit.QUARANTINED
@@ -158,12 +158,12 @@ def test_settings_may_change_until_the_first_chunk_is_stored(images, tmp_path, r
     store = tmp_path / "s.zarr"
     words = f"extract --dataset folder:{images} --backbones random-projection --workers 0"
     words += f" --chunk-rows {rows}"
-    must_fail("--max-bad", f"{words} --batch 4 --max-bad 0 --store {store}", code=Exit.CORRUPT)
+    must_fail_corrupt("--max-bad", f"{words} --batch 4 --max-bad 0 --store {store}")
     assert bool(journals(store)[0].chunks) == kept
     other = fedcache(f"{words} --batch 8 --max-bad 9 --store {store}")
     assert other.code == (Exit.STORE if kept else Exit.QUARANTINED)
     if kept:
-        must_fail("--max-bad", f"train fed3r --store {store}", code=Exit.CORRUPT)
+        must_fail_corrupt("--max-bad", f"train fed3r --store {store}")
 
 
 @pytest.mark.slow
@@ -178,7 +178,7 @@ def test_a_model_that_cannot_be_compiled_is_refused_by_name():
 def test_a_batch_beyond_memory_is_refused_before_any_work(option, images, tmp_path):
     store = tmp_path / "s.zarr"
     words = f"extract --dataset folder:{images} --backbones random-projection --batch 100000000 {option}"
-    must_fail("of memory", f"{words} --store {store}", code=Exit.ENVIRONMENT)
+    must_fail_machine("of memory", f"{words} --store {store}")
     assert not store.exists()
 
 

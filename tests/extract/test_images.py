@@ -72,8 +72,7 @@ def test_transparency_is_over_white_for_every_colour_beneath():
     image.putpixel((1, 0), (10, 20, 30, 255))
     # 128/255 of black over white: 255 * (1 - 128/255) = 127
     image.putpixel((2, 0), (0, 0, 0, 128))
-    seen = np.asarray(decode(encoded(image)))[0].tolist()
-    assert seen == [[255] * 3, [10, 20, 30], [127] * 3]
+    assert np.asarray(decode(encoded(image)))[0].tolist() == [[255] * 3, [10, 20, 30], [127] * 3]
     key = encoded(flat((9, 9, 9)), transparency=(9, 9, 9))
     assert np.asarray(decode(key)).min() == 255
 
@@ -88,8 +87,7 @@ def test_a_transparent_palette_entry_is_white():
 
 
 def test_an_animation_is_its_first_frame():
-    first = flat((255, 0, 0))
-    raw = encoded(first, "GIF", save_all=True, append_images=[flat((0, 0, 255))])
+    raw = encoded(flat((255, 0, 0)), "GIF", save_all=True, append_images=[flat((0, 0, 255))])
     assert np.asarray(decode(raw))[0, 0].tolist() == [255, 0, 0]
 
 
@@ -242,8 +240,7 @@ def test_damage_anywhere_gives_an_image_or_a_reason_that_is_the_same_every_time(
 
 def test_no_warning_leaks_and_the_filters_are_as_before():
     # Bytes transparency of a palette image, an oversized image and broken EXIF make Pillow warn.
-    image = Image.new("P", (2, 1))
-    raw = [encoded(image, transparency=bytes([0])), png_of_size(9500, 9500)]
+    raw = [encoded(Image.new("P", (2, 1)), transparency=bytes([0])), png_of_size(9500, 9500)]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         before = list(warnings.filters)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import ok
+from command import data_of, ok
 from make_images import tree, write_directory
 
 from fedcache.store.store import Store
@@ -33,8 +33,8 @@ def sites(path):
 
 @pytest.mark.slow
 def test_training_deals_by_the_column_of_the_dataset_that_is_named(specs):
-    path = ok(f"extract --dataset {specs['two']} {WORDS}").data["path"]
-    assert ok(f"extract --dataset {specs['three']} {WORDS}").data["path"] == path
+    path = data_of(f"extract --dataset {specs['two']} {WORDS}")["path"]
+    assert data_of(f"extract --dataset {specs['three']} {WORDS}")["path"] == path
     assert sites(path) == ("p", "q", "r")
     ok(f"extract --dataset {specs['two']} {WORDS} --dry-run")
     assert sites(path) == ("p", "q", "r"), "a dry run brings no columns"
@@ -51,12 +51,11 @@ def test_training_deals_by_the_column_of_the_dataset_that_is_named(specs):
 
 
 def test_a_dataset_without_a_column_has_not_that_of_another(specs):
-    path = ok(f"extract --dataset {specs['two']} {WORDS}").data["path"]
+    path = data_of(f"extract --dataset {specs['two']} {WORDS}")["path"]
     ok(f"extract --dataset {specs['none']} {WORDS}")
     assert sites(path) == ()
     # finished, and its column is brought again
-    said = ok(f"extract --dataset {specs['two']} {WORDS}")
-    assert said.data["arrays"][0]["state"] == "complete"
+    assert data_of(f"extract --dataset {specs['two']} {WORDS}")["arrays"][0]["state"] == "complete"
     assert sites(path) == ("a", "b")
     ok(f"datasets info {specs['none']}")
     shown = ok(f"inspect --dataset {specs['none']}")
@@ -80,9 +79,9 @@ def test_columns_come_in_the_order_of_a_store_that_grew(tmp_path):
 
     of, other = ({name: site[i] for i, name in enumerate(every)} for site in (THREE, TWO))
     ok(f"extract {WORDS} --dataset", listed("a.csv", every[5:], of))
-    grown = ok(f"extract {WORDS} --dataset", listed("a.csv", every, of)).data["path"]
+    grown = data_of(f"extract {WORDS} --dataset", listed("a.csv", every, of))["path"]
     assert Store.open(grown).samples.name[0] == "n05.png"  # new rows are the last
-    assert ok(f"extract {WORDS} --dataset", listed("b.csv", every, other)).data["path"] == grown
+    assert data_of(f"extract {WORDS} --dataset", listed("b.csv", every, other))["path"] == grown
     ok(f"inspect --dataset folder:{root / 'a.csv'}")
     store = Store.open(grown)
     assert store.group("site").values() == [of[name] for name in store.samples.name]

@@ -5,8 +5,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from command import fedcache, ok
-from failing_command import must_fail
+from command import data_of, fedcache, ok
+from failing_command import must_fail, must_fail_corrupt, must_fail_store
 from heard import Heard
 from made_path import place_of
 from refusal import refused, store_error
@@ -65,7 +65,7 @@ def test_parts_and_a_join_give_the_bytes_of_one_process(images, tmp_path):
         assert one.code == Exit.QUARANTINED
         made = parts(images, tmp_path / "x.zarr", 4, options)
     # Of 6 and of 3 chunks.
-    held = [[a["chunks"] for a in ok(f"inspect {place}").data["arrays"]] for place in made]
+    held = [[a["chunks"] for a in data_of(f"inspect {place}")["arrays"]] for place in made]
     assert held == [[0, 1], [1, 2], [1, 1], [1, 2]]
     assert [rows_of_part(Store.open(p, part=True))[0] for p in made] == [8, 24, 16, 16]
     assert [p.name for p in made] == [f"x.part-{i}-of-4.zarr" for i in (1, 2, 3, 4)]
@@ -109,14 +109,14 @@ def test_interrupted_parts_from_other_paths_and_homes_join_to_the_same_bytes(
     assert place.parent == tmp_path / "home-1/stores"
     assert content(place) == content(whole)
     # The home knows the dataset, whose store is found by its name, and by commands that name none.
-    assert ok("inspect").data["path"] == str(place)
-    again = ok(f"extract --dataset folder:{images} {SMALL}")
-    assert again.data["path"] == str(place)
-    assert again.data["decoded"] == 0
+    assert data_of("inspect")["path"] == str(place)
+    again = data_of(f"extract --dataset folder:{images} {SMALL}")
+    assert again["path"] == str(place)
+    assert again["decoded"] == 0
     # A task that is submitted again finds that all is there.
-    late = ok(f"extract --dataset folder:{images} {SMALL} --part 2/2")
-    assert late.data["path"] == str(place)
-    assert late.data["part"] is None
+    late = data_of(f"extract --dataset folder:{images} {SMALL} --part 2/2")
+    assert late["path"] == str(place)
+    assert late["part"] is None
 
 
 @pytest.mark.slow
@@ -127,13 +127,13 @@ def test_text_features_are_those_of_the_first_part(tmp_path):
     )
     whole = place_of(command, "--store", tmp_path / "whole.zarr")
     made = [place_of(f"{command} --store {tmp_path}/x.zarr --part {i}/3") for i in (1, 2, 3)]
-    assert [ok(f"inspect {p}").data["text"] for p in made] == [["glyph-clip"], [], []]
+    assert [data_of(f"inspect {p}")["text"] for p in made] == [["glyph-clip"], [], []]
     (damaged,) = made[0].glob("text/glyph-clip/*/c/0/0")
     damaged.unlink()
-    error = must_fail("text", "join", *made, "-o", tmp_path / "out.zarr", code=5)
+    error = must_fail_corrupt("text", "join", *made, "-o", tmp_path / "out.zarr")
     assert f"fedcache repair {made[0]}" in error["hint"]
     ok(f"repair {made[0]}")
-    assert ok(f"{command} --store {tmp_path}/x.zarr --part 1/3").data["decoded"] == 0
+    assert data_of(f"{command} --store {tmp_path}/x.zarr --part 1/3")["decoded"] == 0
     ok("join", *made, "-o", tmp_path / "out.zarr")
     assert content(tmp_path / "out.zarr") == content(whole)
     # The store is trained on like any other.
@@ -146,9 +146,11 @@ def test_a_changed_dataset_is_computed_in_full_by_parts(images, tmp_path):
     for image in sorted(images.rglob("*.png"))[-3:]:
         shutil.copy(image, image.with_name(f"new-{image.name}"))
         image.unlink()
-    fresh = ok(f"extract --dataset folder:{images} {SMALL} --fresh --store {tmp_path / 'f.zarr'}")
+    fresh = data_of(
+        f"extract --dataset folder:{images} {SMALL} --fresh --store {tmp_path / 'f.zarr'}"
+    )
     made = [place_of(f"extract --dataset folder:{images} {SMALL} --part {i}/2") for i in (1, 2)]
-    assert content(place_of("join", *made)) == content(Path(fresh.data["path"]))
+    assert content(place_of("join", *made)) == content(Path(fresh["path"]))
 
 
 @pytest.mark.slow
@@ -164,10 +166,10 @@ def test_a_part_is_never_a_store(images, tmp_path):
         assert "part 1 of 1" in refusal(fedcache(line, first, "--json"))
     into = fedcache(f"extract --dataset folder:{images} {SMALL} --store {first} --json")
     assert "contains part 1 of 1, not a whole store" in refusal(into)
-    (entry,) = ok("ls").data["entries"]
+    (entry,) = data_of("ls")["entries"]
     assert entry["part"] == [1, 1]
     assert len(entry["arrays"]) == 1
-    seen = ok(f"inspect {first}").data
+    seen = data_of(f"inspect {first}")
     assert seen["part"] == [1, 1]
     assert seen["unfinished"] == []
     ok(f"verify {first}")
@@ -183,7 +185,7 @@ def test_the_dataset_of_parts_that_are_not_joined_yet_leads_to_the_join(images):
     ok(f"extract --dataset folder:{images} {SMALL} --part 1/2")
     for named in ("--store {name}", "--dataset {name}", f"--dataset folder:{images}", ""):
         line = "train --method fedavg --no-extract " + named.format(name=images.name)
-        said = must_fail("part 1 of 2", line, code=Exit.STORE)
+        said = must_fail_store("part 1 of 2", line)
         assert f"fedcache join {Home.from_environment().stores}/{images.name}-" in said["hint"]
 
 
@@ -200,7 +202,7 @@ def test_a_folder_of_another_kind_is_refused_before_anything_is_computed(images,
 
 def refusal(done, code=Exit.STORE):
     assert done.code == code
-    message = done.envelope["error"]["message"]
+    message = done.error["message"]
     assert "\n" not in message
     return message
 
@@ -343,9 +345,9 @@ def test_what_is_no_part_is_refused(text):
 
 def test_variables_of_a_job_mean_nothing_without_the_option(images, monkeypatch):
     variables(monkeypatch, RANK=1, WORLD_SIZE=2, **array(2, 1, 2, 2))
-    done = ok(f"extract --dataset folder:{images} {SMALL}")
-    assert done.data["part"] is None
-    assert done.data["decoded"] == 48
+    done = data_of(f"extract --dataset folder:{images} {SMALL}")
+    assert done["part"] is None
+    assert done["decoded"] == 48
 
 
 def test_a_part_without_chunks_says_so_and_is_joined(images, tmp_path):

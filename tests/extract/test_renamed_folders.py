@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from command import ok
+from command import data_of, ok
 from made_path import place_of
 from make_images import tree, write_directory
 
@@ -22,20 +22,20 @@ def images(tmp_path):
 
 
 def test_a_renamed_folder_has_the_store_it_had_and_nothing_is_computed(images):
-    first = ok(f"extract --dataset folder:{images} {WORDS}").data
+    first = data_of(f"extract --dataset folder:{images} {WORDS}")
     moved = images.rename(images.with_name("after"))
     words = f"extract --dataset folder:{moved} {WORDS}"
     again = ok(words)
     assert again.data["arrays"][0]["state"] == "complete"
     assert "These images are already stored, under the name before-" in again.err
     # The third time from what is remembered now.
-    assert again.data["path"] == ok(words).data["path"] == first["path"]
+    assert again.data["path"] == data_of(words)["path"] == first["path"]
     run = "train --method fed3r --scheme iid --clients 2"
     assert (
-        ok(f"{run} --dataset folder:{moved}").data["dataset"]["digest"]
+        data_of(f"{run} --dataset folder:{moved}")["dataset"]["digest"]
         == first["dataset"]["digest"]
     )
-    assert ok(f"{words} --backbones pixels").data["path"] == first["path"]
+    assert data_of(f"{words} --backbones pixels")["path"] == first["path"]
     stores = Home.from_environment().stores.glob("*.zarr")
     assert [path.name for path in stores] == [Path(first["path"]).name]
 
@@ -52,7 +52,7 @@ def test_a_renamed_folder_with_one_more_image_goes_on_from_the_store_of_the_old_
     ok(f"extract --dataset folder:{images} {small}")
     moved = images.rename(images.with_name("after"))
     write_directory(moved, tree(["dog/999.png"]))
-    again = ok(f"extract --dataset folder:{moved} {small}").data
+    again = data_of(f"extract --dataset folder:{moved} {small}")
     assert again["growth"]["forward_passes"] == 1
     assert again["dataset"]["slug"] == "after"
 
@@ -68,15 +68,14 @@ def features(path):
 
 
 def test_images_and_a_class_that_change_names_keep_their_features(images, tmp_path):
-    was = features(ok(f"extract --dataset folder:{images} {WORDS}").data["path"])
+    was = features(data_of(f"extract --dataset folder:{images} {WORDS}")["path"])
     a = images / "cat/1.png"
     b = images / "dog/2.png"
     away = tmp_path / "away"
     for source, target in ((a, away), (b, a), (away, b), (images / "cat", images / "zebra")):
         source.rename(target)
-    again = ok(f"extract --dataset folder:{images} {WORDS}").data
-    expected = {"new": 0, "vanished": 0, "reused_chunks": 1, "forward_passes": 0}
-    assert again["growth"] == expected
+    again = data_of(f"extract --dataset folder:{images} {WORDS}")
+    assert again["growth"] == {"new": 0, "vanished": 0, "reused_chunks": 1, "forward_passes": 0}
     assert Store.open(again["path"]).samples.classes == ("dog", "zebra")
     assert features(again["path"]) == was
     assert verify(Path(again["path"])).problems == []

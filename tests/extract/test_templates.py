@@ -1,7 +1,7 @@
 """Which prompt template a text result is of: the one extracted last, said and stored with the result."""
 
 import pytest
-from command import ok
+from command import data_of, ok
 from made_path import place_of
 from pictures import folder
 
@@ -23,27 +23,27 @@ def words(tmp_path):
 def test_extracting_a_template_again_makes_it_current_and_computes_nothing(words):
     path = place_of(words)
     template = Store.open(path).templates("glyph-clip")
-    before = ok(ZERO).data
+    before = data_of(ZERO)
     assert before["text_templates"] == template
 
-    other = ok(f"{words} --text", OTHER).data
+    other = data_of(f"{words} --text", OTHER)
     assert other["decoded"] == 0
     assert other["text"] == [{"backbone": "glyph-clip", "templates": [OTHER], "state": "computed"}]
     changed = ok(ZERO)
     assert changed.data["text_templates"] == [OTHER]
     assert f'Text template: "{OTHER}"' in changed.err
     assert changed.data["digest"] != before["digest"]
-    assert ok("inspect").data["text_templates"] == {"glyph-clip": [OTHER]}
+    assert data_of("inspect")["text_templates"] == {"glyph-clip": [OTHER]}
 
     ok(f"{words} --dry-run")
     assert Store.open(path).templates("glyph-clip") == [OTHER]
-    again = ok(words).data["text"]
+    again = data_of(words)["text"]
     assert again == [{"backbone": "glyph-clip", "templates": template, "state": "made current"}]
-    back = ok(ZERO).data
+    back = data_of(ZERO)
     assert back["reused"]
     assert back["digest"] == before["digest"]
     assert back["text_templates"] == template
-    assert ok(words).data["text"][0]["state"] == "current"
+    assert data_of(words)["text"][0]["state"] == "current"
 
 
 @pytest.mark.slow

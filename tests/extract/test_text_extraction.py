@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 import tiny_hf
-from command import fedcache, ok
+from command import data_of, fedcache, ok
 from failing_command import must_fail
+from made_path import place_of
 from refusal import refused
 
 import fedcache as fc
@@ -53,7 +54,7 @@ def test_rows_without_a_text_are_quarantined_by_name_and_never_zeros(bag, tmp_pa
 def test_methods_train_on_texts_and_their_models_read_texts(bag, tmp_path):
     write(tmp_path / "a.csv", sentences(60))
     ok(f"extract --dataset texts:a.csv --backbones {bag}")
-    run = ok("train --method fed3r --preset paper --by shop").data
+    run = data_of("train --method fed3r --preset paper --by shop")
     assert run["accuracy"]["mean"] == 1.0
     assert run["dataset"]["holds"] == "texts"
     (tmp_path / "new.csv").write_text('id,text\nq,"bread soup"\np,"wind, snow"\nr,\n')
@@ -61,7 +62,7 @@ def test_methods_train_on_texts_and_their_models_read_texts(bag, tmp_path):
     assert found.code == Exit.QUARANTINED
     rows = [(row["name"], row["class"]) for row in found.data["rows"]]
     assert rows == [("q", "food"), ("p", "weather"), ("r", None)]
-    assert ok(f"evaluate {run['path']} --dataset texts:a.csv").data
+    assert data_of(f"evaluate {run['path']} --dataset texts:a.csv")
     model = fc.load_model(run["path"])
     assert model.predict(["rain and sun", "fish"]) == ["weather", "food"]
     assert model.predict("fish soup") == ["food"]
@@ -80,13 +81,13 @@ def test_a_model_of_rows_predicts_from_a_store(bag):
         shop=np.arange(60) % 3,
     )
     name = bag.removesuffix("bag") + "spectrum"
-    store = ok(f"extract --dataset rows:w.npz --backbones {name}").data["path"]
-    run = ok("train --method fed3r --by shop").data
+    store = place_of(f"extract --dataset rows:w.npz --backbones {name}")
+    run = data_of("train --method fed3r --by shop")
     assert run["accuracy"]["mean"] == 1.0
     must_fail(
         f"fedcache extract --dataset rows:w.npz --backbones {name}", f"predict {run['path']} w.npz"
     )
-    assert len(ok(f"predict {run['path']} --store {store}").data["rows"]) == 60
+    assert len(data_of(f"predict {run['path']} --store {store}")["rows"]) == 60
 
 
 def decoder_rows(done):

@@ -48,6 +48,11 @@ def end_at_start(*_):
     os._exit(1)
 
 
+on_linux = pytest.mark.skipif(
+    sys.platform != "linux", reason="workers are forks of a server on Linux"
+)
+
+
 @pytest.fixture
 def stillborn(monkeypatch):
     """Pools of workers that end before they read anything, as a signal to the group ends those that are starting."""
@@ -62,7 +67,7 @@ def test_a_worker_that_dies_before_it_reads_what_it_needs_is_noticed(stillborn):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="workers are forks of a server on Linux")
+@on_linux
 def test_workers_start_again_after_their_server_was_ended(monkeypatch):
     """A signal to the whole group ends the server too, before or after it has started workers."""
     for name in ("first", "second"):
@@ -93,7 +98,7 @@ print(int(blocked, 16), *[word for word in variables if word.startswith("PYTHON"
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="workers are forks of a server on Linux")
+@on_linux
 def test_the_first_server_of_a_process_ignores_ctrl_c_and_imports_from_where_its_caller_does():
     blocked, *variables = python(STARTED).split()
     assert int(blocked) >> (signal.SIGINT - 1) & 1
@@ -120,7 +125,7 @@ def running(pid):
         return False
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="workers are forks of a server on Linux")
+@on_linux
 def test_a_server_that_still_imports_ends_with_its_process(tmp_path):
     """After Ctrl-C, the server imported for as long as torch takes, which can be longer than five seconds."""
     (tmp_path / "slow.py").write_text("import time\ntime.sleep(60)\n")
@@ -135,7 +140,7 @@ def test_a_server_that_still_imports_ends_with_its_process(tmp_path):
     assert not running(server)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="workers are forks of a server on Linux")
+@on_linux
 def test_workers_whose_server_ends_before_they_start_are_an_error_of_the_machine():
     pool = WorkerProcesses(1, keep, (b"",), Stop())
     server = forkserver._forkserver._forkserver_pid

@@ -9,7 +9,7 @@ import pytest
 import tiny_hf
 import torch
 import transformers
-from command import fedcache, ok
+from command import data_of, fedcache
 from made_path import place_of
 from pictures import folder
 from refusal import machine_error, refused
@@ -175,7 +175,7 @@ def test_one_folder_has_one_name_however_it_is_spelled(saved, tmp_path, monkeypa
     path = shutil.copytree(saved["vit"], tmp_path / "models/vit")
     monkeypatch.chdir(tmp_path)
     words = f"extract --dataset folder:{images} --backbones"
-    made = ok(f"{words} hf:models/vit").data
+    made = data_of(f"{words} hf:models/vit")
     (first,) = made["arrays"]
     assert {"transformers", "torch"} <= set(Store.open(made["path"]).arrays[first["key"]].how)
     spelled = {
@@ -186,13 +186,13 @@ def test_one_folder_has_one_name_however_it_is_spelled(saved, tmp_path, monkeypa
     }
     for name, place in spelled.items():
         monkeypatch.chdir(place)
-        again = ok(f"{words} {name} --recipe {name}:output=cls").data
+        again = data_of(f"{words} {name} --recipe {name}:output=cls")
         assert again["decoded"] == 0
         assert [array["key"] for array in again["arrays"]] == [first["key"]]
-        run = ok(f"train --method fed3r --backbones {name} --clients 2 --scheme iid").data["path"]
+        run = place_of(f"train --method fed3r --backbones {name} --clients 2 --scheme iid")
     # With another preprocessing it is another array, which a model of the first does not read.
     predict = ("predict", run, next((images / "test").rglob("*.png")))
-    assert ok(*predict).data["rows"]
+    assert data_of(*predict)["rows"]
     edited("0.25", "0.3")(path / "preprocessor_config.json")
     assert fedcache(*predict).code == Exit.ENVIRONMENT
     assert len(Store.open(place_of(f"{words} hf:{path}")).arrays) == 2
@@ -200,7 +200,7 @@ def test_one_folder_has_one_name_however_it_is_spelled(saved, tmp_path, monkeypa
     other = tmp_path / "elsewhere/models/vit"
     shutil.copytree(tiny_hf.folder(tmp_path / "other", "vit", seed=1), other)
     monkeypatch.chdir(tmp_path / "elsewhere")
-    (own,) = ok(f"{words} hf:{path}").data["arrays"]
+    (own,) = data_of(f"{words} hf:{path}")["arrays"]
     assert own["recipe"]["backbone"] == "hf:vit"
     assert own["recipe"]["weights"] == content_sha256(path)
 
@@ -226,7 +226,7 @@ def test_a_repository_is_found_in_the_cache_and_only_there(saved, no_network, mo
     for number, file in enumerate(sorted(saved["vit"].iterdir())):
         shutil.copy(file, blobs / str(number))
         (snapshot / file.name).symlink_to(blobs / str(number))
-    assert ok(f"backbones verify {name}").data["width"] == 16
+    assert data_of(f"backbones verify {name}")["width"] == 16
 
 
 def test_pulling_asks_for_the_files_that_count_and_nothing_else(saved, monkeypatch):

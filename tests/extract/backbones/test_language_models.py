@@ -66,8 +66,7 @@ POOLED = {
 @pytest.mark.parametrize("pooling", POOLED)
 def test_each_pooling_is_that_of_transformers_for_the_text_alone(model, pooling):
     expected = torch.stack([POOLED[pooling](states(model, text)) for text in TEXTS])
-    found = opened(model, pooling=pooling).encode_texts(TEXTS)
-    assert apart(found, expected.numpy()) < ALMOST
+    assert apart(opened(model, pooling=pooling).encode_texts(TEXTS), expected.numpy()) < ALMOST
     assert expected.std(0).min() > 1e-3
 
 
@@ -86,9 +85,8 @@ def test_layers_are_counted_from_either_end(model):
         encoder = opened(model, output, pooling="last")
         assert apart(encoder.encode_texts(TEXTS), expected) < ALMOST
         assert encoder.output.word == "last(layer:1)"
-    own = lookup(f"hf:{model}").recipe
     # The last layer is the model's own output, and has its recipe.
-    assert lookup(f"hf:{model}", output="layer:-1").recipe == own
+    assert lookup(f"hf:{model}", output="layer:-1").recipe == lookup(f"hf:{model}").recipe
     for wrong in ("layer:4", "layer:-5", "layer:x", "cls"):
         refused(
             lambda wrong=wrong: lookup(f"hf:{model}", output=wrong),

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from command import ok
-from failing_command import must_fail
+from command import data_of
+from failing_command import must_fail, must_fail_machine
 from pictures import folder
 from refusal import corruption, machine_error, refused
 from tiny_onnx import encoder
@@ -16,7 +16,6 @@ from weights_at import features_of
 
 import fedcache as fc
 from fedcache import optional
-from fedcache.errors import Exit
 from fedcache.extract.backbones import load, locate, lookup, own
 from fedcache.extract.digests import DigestMemory
 from fedcache.plugins import bare_name
@@ -65,8 +64,7 @@ def test_maps_and_tokens_are_averaged_and_the_recipe_says_so(tmp_path, output, l
     assert row.recipe.pooling == f"avg({output})"
     images = torch.arange(8 * 8 * 3, dtype=torch.uint8).reshape(1, 8, 8, 3)
     # Channel c holds c, c + 3, .. c + 189: mean c + 94.5; times 2.
-    expected = [189.0, 191.0, 193.0] * 2
-    assert close(features_of(row, images, norm="bytes")[0], expected, 8 * 8)
+    assert close(features_of(row, images, norm="bytes")[0], [189.0, 191.0, 193.0] * 2, 8 * 8)
 
 
 @pytest.mark.parametrize(("output", "batch"), [("b", "N"), ("l", 2)])
@@ -96,7 +94,7 @@ def test_one_of_several_outputs_is_chosen_by_name(tmp_path):
     ):
         must_fail(said, words, *more)
     found = [
-        ok(f"{words} --recipe {prefix}output={name}").data["arrays"][0]["recipe"]["pooling"]
+        data_of(f"{words} --recipe {prefix}output={name}")["arrays"][0]["recipe"]["pooling"]
         for prefix, name in (("", "y"), ("onnx:several.onnx:", "m"), (f"onnx:{path}:", "m"))
     ]
     assert found == ["y", "avg(m)", "avg(m)"]
@@ -109,7 +107,7 @@ def test_a_file_of_any_size_is_asked_for_one(tmp_path):
     assert lookup(f"onnx:{path}").fixed is False
     images = folder(tmp_path / "images", train=3, test=1)
     words = f"extract --dataset folder:{images} --size 12 --backbones"
-    assert ok(f"{words} onnx:{path}").data["arrays"][0]["recipe"]["size"] == 12
+    assert data_of(f"{words} onnx:{path}")["arrays"][0]["recipe"]["size"] == 12
     must_fail("", f"{words} onnx:{fixed}")
 
 
@@ -121,7 +119,7 @@ def test_extract_train_and_predict_by_either_name(tmp_path, monkeypatch):
     encoder(place / "mine.onnx")
     monkeypatch.chdir(tmp_path)
     words = f"extract --dataset folder:{images} --backbones"
-    first = ok(f"{words} onnx:models/mine.onnx").data
+    first = data_of(f"{words} onnx:models/mine.onnx")
     (array,) = first["arrays"]
     assert array["recipe"]["backbone"] == "onnx:mine.onnx"
     assert array["recipe"]["weights"] == file_sha256(place / "mine.onnx")
@@ -129,16 +127,14 @@ def test_extract_train_and_predict_by_either_name(tmp_path, monkeypatch):
     assert not any(str(tmp_path).encode() in p.read_bytes() for p in stored.path.rglob("*.json"))
     assert {"onnxruntime", "threads", "code"} <= set(stored.arrays[array["key"]].how)
     monkeypatch.chdir("/")  # from elsewhere it is found where it lay
-    assert ok(f"{words} onnx:mine.onnx").data["decoded"] == 0
+    assert data_of(f"{words} onnx:mine.onnx")["decoded"] == 0
     for name in ("onnx:mine.onnx", "onnx:models/mine.onnx", "onnx:mine.onnx@8"):
-        trained = ok(f"train --method fed3r --backbones {name} --clients 2 --scheme iid")
-    assert ok(f"predict {trained.data['path']}", next((images / "test").rglob("*.png"))).data[
-        "rows"
-    ]
-    (entry,) = (e for e in ok("backbones list").data["backbones"] if e["yours"])
+        trained = data_of(f"train --method fed3r --backbones {name} --clients 2 --scheme iid")
+    assert data_of(f"predict {trained['path']}", next((images / "test").rglob("*.png")))["rows"]
+    (entry,) = (e for e in data_of("backbones list")["backbones"] if e["yours"])
     assert entry["name"] == "onnx:mine.onnx"
     assert entry["ready"] is True
-    assert ok("backbones verify onnx:mine.onnx").data["width"] == 6
+    assert data_of("backbones verify onnx:mine.onnx")["width"] == 6
 
 
 def test_a_file_that_changes_under_an_extraction_is_refused(tmp_path):
@@ -166,9 +162,7 @@ def test_a_damaged_file_is_a_sentence(tmp_path):
     raw = path.read_bytes()
     for size in (0, 40, len(raw) - 4):
         path.write_bytes(raw[:size])
-        must_fail(
-            str(path), f"extract --dataset digits --backbones onnx:{path}", code=Exit.ENVIRONMENT
-        )
+        must_fail_machine(str(path), f"extract --dataset digits --backbones onnx:{path}")
 
 
 def test_weights_beside_the_file_are_refused_wherever_one_stands(tmp_path, monkeypatch):

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from command import ok
-from failing_command import must_fail
+from command import data_of, ok
+from failing_command import must_fail, must_fail_corrupt
 from pictures import folder
 from PIL import Image
 from refusal import corruption, refused
@@ -16,7 +16,6 @@ from tolerance import close
 from torch import nn
 
 import fedcache as fc
-from fedcache.errors import Exit
 from fedcache.extract.backbones import load, lookup, own_module
 from fedcache.extract.backbones.own_module import digest_of_module
 from fedcache.plugins import note_named
@@ -121,10 +120,10 @@ class Small(nn.Module):
 
 def test_a_factorys_features_are_those_of_its_module(nets, tmp_path):
     images = folder(tmp_path / "images", train=3, test=1)
-    done = ok(
+    done = data_of(
         f"extract --dataset folder:{images} --backbones module:{nets}:build --recipe dtype=float32"
     )
-    store = Store.open(done.data["path"])
+    store = Store.open(done["path"])
     (array,) = store.arrays.values()
     assert array.recipe["backbone"] == f"module:{nets}:build"
     assert array.recipe["size"] == 16
@@ -268,9 +267,9 @@ def test_workers_build_it_and_give_the_same_bytes(nets, tmp_path):
     here = tmp_path / "here.zarr"
     there = tmp_path / "there.zarr"
     ok(f"{words}:build --workers 0 --store {here}")
-    assert ok(f"{words}:build --workers 1 --store {there}").data["workers"] == 1
+    assert data_of(f"{words}:build --workers 1 --store {there}")["workers"] == 1
     assert np.array_equal(features(here), features(there))
-    must_fail("torch.manual_seed(0)", f"{words}:unseeded --workers 1", code=Exit.CORRUPT)
+    must_fail_corrupt("torch.manual_seed(0)", f"{words}:unseeded --workers 1")
 
 
 def test_one_in_memory_runs_here_for_every_number_of_workers(nets, tmp_path):
@@ -356,10 +355,9 @@ def test_modules_of_texts_that_give_no_features_are_refused(nets):
     "ignore:.*torch.jit.*:FutureWarning", "ignore:.*torch.jit.*:DeprecationWarning"
 )
 def test_torchscript_is_refused_also_as_a_part(nets):
-    example = torch.zeros(2, 3, 8, 8)
     for made in (
         torch.jit.script(nn.Flatten()),
-        torch.jit.trace(Small(), example),
+        torch.jit.trace(Small(), torch.zeros(2, 3, 8, 8)),
         nn.Sequential(torch.jit.script(nn.Flatten()), nn.Identity()),
     ):
         refused(lambda made=made: fc.backbone(made, "scripted", size=8), "TorchScript", "onnx:FILE")

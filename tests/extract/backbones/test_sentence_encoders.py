@@ -8,7 +8,7 @@ import pytest
 import tiny_hf
 import torch
 import transformers
-from command import fedcache, ok
+from command import data_of, fedcache
 from failing_command import must_fail
 from pictures import folder
 from refusal import refused
@@ -75,10 +75,10 @@ def rows_of(store, key):
 
 
 def extracted(path, model, *words):
-    done = ok(
+    done = data_of(
         f"extract --dataset texts:{path} --backbones hf:{model} --recipe dtype=float32", *words
     )
-    return Store.open(done.data["path"]), done.data["arrays"][0]["key"]
+    return Store.open(done["path"]), done["arrays"][0]["key"]
 
 
 @pytest.mark.slow
@@ -117,8 +117,8 @@ def test_texts_that_are_cut_are_counted_and_said_once(model, tmp_path):
     done = fedcache(f"{words} --batch 2")
     # The second text has 19 words, and no other has more than the ten that fit between the two marks.
     assert done.out.count("hf:tiny reads 12 tokens of a text: the rest of 1 of the") == 1
-    assert ok(words).data["cut"] == {}  # nothing was computed
-    assert ok(f"{words} --fresh --store {tmp_path / 's.zarr'} --batch 4").data["cut"] == {
+    assert data_of(words)["cut"] == {}  # nothing was computed
+    assert data_of(f"{words} --fresh --store {tmp_path / 's.zarr'} --batch 4")["cut"] == {
         "hf:tiny": 1
     }
 
@@ -165,7 +165,7 @@ def test_a_row_is_of_its_folder_and_refuses_what_is_of_images(model, tmp_path):
     refused(
         lambda: encoder.image(torch.zeros(1, 8, 8, 3, dtype=torch.uint8)), "hf:tiny reads texts"
     )
-    assert ok(f"backbones verify hf:{model}").data["width"] == 16
+    assert data_of(f"backbones verify hf:{model}")["width"] == 16
     words = f"extract --dataset texts:{csv(tmp_path / 't.csv')} --backbones hf:{model}"
     for option in ("--views 2", "--size 32", "--recipe norm=half", "--recipe output=cls"):
         must_fail("", f"{words} {option}")
@@ -209,11 +209,11 @@ def test_modules_are_given_texts_and_rows_as_they_are(encoders, tmp_path):
     assert lookup(f"module:{encoders}:spectrum").text_width is None
     numbers = np.arange(30, dtype=np.int16).reshape(5, 2, 3) - 7
     np.savez(tmp_path / "w.npz", rows=numbers, label=np.arange(5) % 2)
-    done = ok(f"extract --dataset rows:w.npz --backbones module:{encoders}:loud --batch 2")
-    store = Store.open(done.data["path"])
+    done = data_of(f"extract --dataset rows:w.npz --backbones module:{encoders}:loud --batch 2")
+    store = Store.open(done["path"])
     (key,) = store.arrays
     assert rows_of(store, key).tolist() == [[n.max(), n.min()] for n in numbers]
-    assert done.data["holds"] == "rows"
+    assert done["holds"] == "rows"
 
 
 def test_rows_of_another_shape_are_refused_before_a_chunk_is_written(encoders, tmp_path):

@@ -8,8 +8,8 @@ import soundfile
 import tiny_sounds
 import torch
 import transformers
-from command import fedcache, ok
-from failing_command import must_fail
+from command import data_of, fedcache, ok
+from failing_command import must_fail_machine
 from refusal import refused
 from tiny_sounds import RATE, tone
 from tolerance import SUMS, close
@@ -49,11 +49,11 @@ def test_stored_features_are_those_of_each_sound_alone(models, kind, tmp_path):
     folder = tiny_sounds.tones(tmp_path / "tones")
     rows = []
     for words in ("--workers 0", "--batch 2 --workers 2"):
-        done = ok(
+        done = data_of(
             f"extract --dataset sound:{folder} --backbones hf:{models[kind]} {words}"
             f" --recipe dtype=float32 --store {tmp_path}/{len(rows)}.zarr"
         )
-        store = Store.open(done.data["path"])
+        store = Store.open(done["path"])
         (key,) = store.arrays
         rows.append(store.reader(key).all()[:, 0])
     waves = [soundfile.read(folder / name, dtype="float32")[0] for name in store.samples.name]
@@ -67,7 +67,7 @@ def test_stored_features_are_those_of_each_sound_alone(models, kind, tmp_path):
     assert recipe["size"] == 30 * RATE
     assert recipe["pooling"] == ("pooler_output" if kind == "ast" else "mean")
     assert {"soundfile", "scipy", "transformers"} <= set(store.arrays[key].how)
-    assert done.data["holds"] == "sounds"
+    assert done["holds"] == "sounds"
     assert list(store.samples.classes) == ["high", "low"]
 
 
@@ -101,11 +101,11 @@ def test_files_that_cannot_be_decoded_are_quarantined_and_long_ones_counted(mode
 def test_a_model_of_sounds_predicts_files(models, tmp_path):
     folder = tiny_sounds.tones(tmp_path / "tones", 24)
     ok(f"extract --dataset sound:{folder} --backbones hf:{models['wav2vec2']}")
-    run = ok("train --method fed3r --clients 2").data
+    run = data_of("train --method fed3r --clients 2")
     soundfile.write(tmp_path / "new.wav", tone(930, 0.4), RATE)
-    found = ok(f"predict {run['path']} {tmp_path}/new.wav {folder}/low")
-    assert len(found.data["rows"]) == 13
-    assert found.data["rows"][0]["class"] in ("high", "low")
+    found = data_of(f"predict {run['path']} {tmp_path}/new.wav {folder}/low")
+    assert len(found["rows"]) == 13
+    assert found["rows"][0]["class"] in ("high", "low")
 
 
 @pytest.mark.slow
@@ -131,8 +131,7 @@ def test_a_damaged_feature_extractor_is_one_sentence(models, tmp_path):
     folder = shutil.copytree(models["wav2vec2"], tmp_path / "m")
     told = '{"sampling_rate": 16000, "feature_extractor_type": "NoSuchExtractor"}'
     (folder / "preprocessor_config.json").write_text(told)
-    must_fail(
+    must_fail_machine(
         "The feature extractor of hf:m cannot be read",
         f"backbones verify hf:{folder}",
-        code=Exit.ENVIRONMENT,
     )

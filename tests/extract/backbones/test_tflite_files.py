@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from command import fedcache, ok
-from failing_command import must_fail
+from command import data_of, fedcache
+from failing_command import must_fail_machine
 from made_path import place_of
 from refusal import machine_error, refused
 from tiny_tflite import SCALE, classifier, mean_colour
@@ -101,7 +101,7 @@ def test_import_keeps_the_file_itself(tmp_path, own_home):
     assert kept == own_home / "weights/mine.tflite"
     assert kept.read_bytes() == path.read_bytes()
     path.unlink()
-    assert ok("backbones verify tflite:mine.tflite").data["width"] == 4
+    assert data_of("backbones verify tflite:mine.tflite")["width"] == 4
 
 
 def test_a_damaged_file_is_a_sentence(tmp_path):
@@ -138,7 +138,7 @@ def test_the_named_files_are_pinned_and_missing_ones_say_how_to_bring_them():
         assert row.raw is True
         assert row.cpu_only is True
         assert len(digest) == 64
-        must_fail(file, f"extract --dataset digits --backbones {name}", code=Exit.ENVIRONMENT)
+        must_fail_machine(file, f"extract --dataset digits --backbones {name}")
 
 
 def test_another_file_is_never_a_named_backbone(tmp_path, own_home):

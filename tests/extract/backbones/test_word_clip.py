@@ -29,11 +29,16 @@ NET = WordNet(
 )
 
 
+def loaded(name, home, **how):
+    """The encoder of a backbone whose weights are in a package."""
+    row = lookup(name)
+    path, _ = find(row, given={}, home=home)
+    return load(row, Weights(path, "", "test"), row.recipe, **how)
+
+
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory):
-    row = lookup("efficientnet-lite0-words")
-    path, _ = find(row, given={}, home=tmp_path_factory.mktemp("home"))
-    return load(row, Weights(path, "", "test"), row.recipe)
+    return loaded("efficientnet-lite0-words", tmp_path_factory.mktemp("home"))
 
 
 @pytest.fixture(scope="module")
@@ -138,17 +143,13 @@ def test_a_word_is_nearest_to_classes_of_its_kind(encoder, name):
 
 
 def test_image_features_are_those_of_the_network_alone(encoder, tmp_path):
-    row = lookup("efficientnet-lite0")
-    path, _ = find(row, given={}, home=tmp_path)
-    alone = load(row, Weights(path, "", "test"), row.recipe)
+    alone = loaded("efficientnet-lite0", tmp_path)
     images = torch.randint(0, 256, (2, 64, 64, 3), dtype=torch.uint8)
     assert torch.equal(encoder.image(images), alone.image(images))
 
 
 def test_bfloat16_weights_are_cast_once(tmp_path):
-    row = lookup("efficientnet-lite0-words")
-    path, _ = find(row, given={}, home=tmp_path)
-    held = load(row, Weights(path, "", "test"), row.recipe, dtype="bfloat16")
+    held = loaded("efficientnet-lite0-words", tmp_path, dtype="bfloat16")
     assert held.module.conv_head.weight.dtype is torch.bfloat16
 
 
@@ -171,8 +172,7 @@ def test_order_and_number_of_context_vectors_change_nothing(towers):
     features = []
     for count, position in ((1, "end"), (4, "end"), (4, "middle"), (16, "front")):
         index, ends = slots(end, count, towers.text.context, position)
-        prompts = weave(rows, vector.expand(count, -1), index)
-        features.append(towers.text.encode(prompts, ends))
+        features.append(towers.text.encode(weave(rows, vector.expand(count, -1), index), ends))
     for found in features[1:]:
         torch.testing.assert_close(found, features[0], atol=1e-6, rtol=0)
     assert float((features[0] - towers.text.encode(rows, end)).abs().max()) > 1e-3

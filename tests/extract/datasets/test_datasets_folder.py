@@ -13,12 +13,11 @@ from conversion_lines import run_conversion
 from hypothesis import given
 from hypothesis import strategies as st
 from make_images import encoded, pixels, png, tree, write_directory, write_tar, write_zip
-from no_dataset import no_dataset
+from no_dataset import missing_dataset, no_dataset
 from opened import digests, open_dataset, peek
 from refusal import bad_image, refused
 from sent import sent
 
-from fedcache.errors import Exit
 from fedcache.extract.datasets import archives
 from fedcache.extract.datasets import tree as file_tree
 from fedcache.extract.datasets.folder import enter_top_folder, infer
@@ -168,8 +167,7 @@ def test_missing_test_sets_are_taken_from_validation_or_train_and_said(tmp_path)
     for number, (names, counts) in enumerate(
         ((validation, [6, 6]), (train, [4, 2]), ([*SPLIT, *validation], [6] * 3))
     ):
-        data = open_tree(tmp_path / str(number), tree(names))
-        assert np.bincount(data.split).tolist() == counts
+        assert np.bincount(open_tree(tmp_path / str(number), tree(names)).split).tolist() == counts
     test = [n for n in SPLIT if n not in train]
     refused(lambda: open_tree(tmp_path / "4", tree(test)), "no training images")
 
@@ -454,7 +452,7 @@ def test_a_folder_that_cannot_be_listed_stops_the_reading(tmp_path, monkeypatch)
         return scandir(place)
 
     monkeypatch.setattr(file_tree.os, "scandir", refuses)
-    no_dataset(f"folder:{tmp_path / 'x'}", f"{tmp_path}/x/dog", code=Exit.ENVIRONMENT)
+    missing_dataset(f"folder:{tmp_path / 'x'}", f"{tmp_path}/x/dog")
 
 
 def test_a_folder_of_too_many_files_is_refused(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ import pytest
 from command import fedcache
 from damage import flip_bit
 from make_images import encoded, pixels
-from no_dataset import no_dataset
+from no_dataset import missing_dataset, no_dataset
 from opened import open_dataset, peek
 from refusal import bad_image, machine_error, refused
 from sent import sent
@@ -177,8 +177,7 @@ def test_rows_without_bytes_and_damaged_pages_are_bad_images(tmp_path):
     )
     flip_bit(path, path.read_bytes().index(PNG[7]) + 30)
     data = opened(path)
-    bad = {row for row in range(20) if not readable(data, row)}
-    assert {7} <= bad <= {5, 6, 7, 8, 9}
+    assert {7} <= {row for row in range(20) if not readable(data, row)} <= {5, 6, 7, 8, 9}
 
 
 def test_an_error_of_the_system_is_no_damaged_image(tmp_path, monkeypatch):
@@ -238,7 +237,7 @@ def test_offsets_that_lead_out_of_the_file_are_refused(tmp_path):
 
 def test_what_is_not_there_says_what_brings_it(tmp_path):
     spec = "hf:ylecun/mnist"
-    no_dataset(spec, f"pull {spec}", code=Exit.ENVIRONMENT, data=tmp_path)
+    missing_dataset(spec, f"pull {spec}", data=tmp_path)
     (tmp_path / "a.csv").write_text("x")
     for place in (tmp_path / "no", tmp_path, tmp_path / "a.csv"):
         no_dataset(f"hf:{place}", str(place))

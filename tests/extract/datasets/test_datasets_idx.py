@@ -5,14 +5,14 @@ import struct
 
 import numpy as np
 import pytest
-from no_dataset import no_dataset
+from make_images import random_bytes
+from no_dataset import damaged_dataset, no_dataset
 from opened import open_dataset, peek
 
-from fedcache.errors import Exit
 from fedcache.extract.datasets.listing import info
 
-TRAIN = np.random.default_rng(0).integers(0, 256, (30, 5, 7), dtype=np.uint8)
-TEST = np.random.default_rng(1).integers(0, 256, (10, 5, 7), dtype=np.uint8)
+TRAIN = random_bytes(0, 30, 5, 7)
+TEST = random_bytes(1, 10, 5, 7)
 
 
 def put(path, raw):
@@ -133,9 +133,9 @@ def test_cut_long_and_foreign_files_are_refused(tmp_path, ending):
     ]
     for bad in (raw[: len(raw) // 2], *packed):
         file.write_bytes(bad)
-        no_dataset(f"idx:{file}", "IDX", code=Exit.CORRUPT)
+        damaged_dataset(f"idx:{file}", "IDX")
     write(tmp_path / "raw", names[0], TRAIN, names[1], np.zeros(29))
-    no_dataset(f"idx:{file}", "29 labels", code=Exit.CORRUPT)
+    damaged_dataset(f"idx:{file}", "29 labels")
 
 
 def test_a_link_out_of_the_folder_is_left_out(tmp_path):
@@ -157,7 +157,6 @@ def test_idx_files_and_the_same_rows_in_a_keras_file_are_one_dataset(tmp_path):
     labels = np.arange(30) % 10
     np.savez(tmp_path / "m.npz", x_train=TRAIN, y_train=labels, x_test=TEST, y_test=labels[:10])
     one = f"idx:{tmp_path / 'raw'}"
-    other = f"arrays:{tmp_path / 'm.npz'}"
-    assert open_dataset(one).digest == open_dataset(other).digest
+    assert open_dataset(one).digest == open_dataset(f"arrays:{tmp_path / 'm.npz'}").digest
     assert peek(one) is not None
     assert info(one)["note"]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from failing_command import must_fail
-from make_images import encoded, pixels
+from make_images import encoded, pixels, random_bytes
 from PIL import Image
 from refusal import refused
 from torch.utils.data import DataLoader, TensorDataset
@@ -18,7 +18,7 @@ from fedcache.extract.datasets import in_memory
 from fedcache.extract.datasets.dataset import Context
 from fedcache.extract.digests import DigestMemory
 
-RGB = np.random.default_rng(0).integers(0, 256, (12, 6, 8, 3), dtype=np.uint8)
+RGB = random_bytes(0, 12, 6, 8, 3)
 LABELS = [i % 3 for i in range(12)]
 FORMS = {
     "pillow": Image.fromarray,

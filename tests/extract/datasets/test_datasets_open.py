@@ -63,14 +63,12 @@ def test_an_unknown_label_stays_unknown_when_joined(two):
 
 def test_sources_that_do_not_go_together_are_refused(tmp_path, two):
     other = write_directory(tmp_path / "other", tree([f"{c}/1.png" for c in ("cat", "fox", "owl")]))
-    spec = f"a=folder:{two[0]},b=folder:{other}"
-    no_dataset(spec, "only a has 'dog'", "only b has 'fox', 'owl'")
+    no_dataset(f"a=folder:{two[0]},b=folder:{other}", "only a has 'dog'", "only b has 'fox', 'owl'")
     no_dataset(f"a=folder:{two[0]},a=folder:{two[1]}", "'a'")
 
 
 def test_a_comma_in_a_path_is_part_of_the_path(tmp_path):
-    files = tree([f"{c}/{i}.png" for c in "ab" for i in range(2)])
-    odd = write_directory(tmp_path / "x,y", files)
+    odd = write_directory(tmp_path / "x,y", tree([f"{c}/{i}.png" for c in "ab" for i in range(2)]))
     assert len(open_dataset(f"folder:{odd}")) == 4
     assert len(open_dataset(f"a=folder:{odd},b=folder:{odd}")) == 8
 

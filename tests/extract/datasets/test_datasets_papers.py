@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from command import fedcache, ok
 from make_images import write_directory
-from no_dataset import no_dataset
+from no_dataset import missing_dataset, no_dataset
 from opened import open_dataset, peek
 from paper_trees import TREES, python2, write
 from sent import sent
@@ -105,7 +105,7 @@ def test_cifar_10_is_the_dataset_torchvision_reads(tmp_path, monkeypatch):
     assert len(open_dataset("torchvision:CIFAR10", roots=roots)) == 4
     # A damaged batch is refused although the other part is whole.
     (folder / "data_batch_3").write_bytes(b"half")
-    no_dataset("torchvision:CIFAR10", "CIFAR10", code=Exit.ENVIRONMENT, roots=roots)
+    missing_dataset("torchvision:CIFAR10", "CIFAR10", roots=roots)
 
 
 def test_the_whole_digit_pickles_begin_with_the_parts(tmp_path, monkeypatch):
@@ -135,7 +135,7 @@ def test_a_missing_dataset_ends_in_exit_6_with_the_steps(tmp_path):
     for name in paper.NAMES:
         steps = paper.read(name).steps
         refused(name, place, Exit.ENVIRONMENT, str(place), f"--data {name}=", *steps)
-    no_dataset("paper:cars", "--data", code=Exit.ENVIRONMENT)
+    missing_dataset("paper:cars", "--data")
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from command import fedcache, ok
-from failing_command import must_fail
+from command import data_of, fedcache, ok
+from failing_command import must_fail, must_fail_corrupt, must_fail_machine
 from make_images import write_tar, write_zip
 from opened import open_dataset
 from paper_trees import write
@@ -152,10 +152,9 @@ def test_a_pulled_dataset_can_be_extracted(server, published, tmp_path, own_home
     assert f"{address}/cifar-10-python.tar.gz" in done.err
     assert sorted(p.name for p in place.iterdir()) == ["cifar-10-batches-py"]
     here = open_dataset("paper:cifar10", data=own_home / "data")
-    there = open_dataset("paper:cifar10", roots={"cifar10": tmp_path / "made"})
-    assert here.digest == there.digest
+    assert here.digest == open_dataset("paper:cifar10", roots={"cifar10": tmp_path / "made"}).digest
     before = len(handler.asked)
-    assert ok(f"datasets pull paper:cifar10 --from {address}").data["missing"] == []
+    assert data_of(f"datasets pull paper:cifar10 --from {address}")["missing"] == []
     assert len(handler.asked) == before  # nothing is fetched twice
 
 
@@ -164,8 +163,8 @@ def test_what_has_to_be_got_by_hand_is_said_after_a_pull(server, published, tmp_
     listed = "split_zhou_EuroSAT.json"
     archive = archived(tmp_path / "made", "eurosat", folder / "EuroSAT.zip", listed)
     published("eurosat", **{"EuroSAT.zip": md5(archive)})
-    done = ok(f"datasets pull eurosat --from {address}")
-    assert [listed in text for text in done.data["missing"]] == [True]
+    done = data_of(f"datasets pull eurosat --from {address}")
+    assert [listed in text for text in done["missing"]] == [True]
     assert (own_home / "data/eurosat/2750/River").is_dir()
 
 
@@ -205,7 +204,7 @@ def test_offline_nothing_is_asked_and_by_hand_means_the_steps(server, monkeypatc
     assert handler.asked == []
     monkeypatch.delenv("FEDCACHE_OFFLINE")
     for name in (n for n in paper.NAMES if not paper.read(n).pulls):
-        must_fail(paper.read(name).steps[0], f"datasets pull {name}", code=6)
+        must_fail_machine(paper.read(name).steps[0], f"datasets pull {name}")
     must_fail("", f"datasets pull torchvision:MNIST --from {address}")
     # An empty address is none, as of a variable that is not set.
     calls = []
@@ -218,15 +217,14 @@ def test_another_file_than_the_published_one_is_removed(server, own_home):
     address, folder, _ = server
     (folder / "cifar-10-python.tar.gz").write_bytes(b"not the batches")
     said = "the published md5 is c58f30108f718f92721af3b95e74349a"
-    must_fail(said, f"datasets pull cifar10 --from {address}", code=6)
+    must_fail_machine(said, f"datasets pull cifar10 --from {address}")
     assert [p for p in (own_home / "data/cifar10").rglob("*") if p.is_file()] == []
 
 
 def fetched(server, place, name="a.bin"):
     """What is said while a file of the server is fetched into a folder."""
     said = []
-    digest = md5(server[1] / name)
-    download.fetch(f"{server[0]}/{name}", place / name, md5=digest, say=said.append)
+    download.fetch(f"{server[0]}/{name}", place / name, md5=md5(server[1] / name), say=said.append)
     return said
 
 
@@ -376,5 +374,5 @@ def test_an_archive_without_what_it_should_give_puts_nothing_in_place(server, pu
     archive = write_tar(folder / "cifar-100-python.tar.gz", {"other/readme": b"x"}, "w:gz")
     published("cifar100", **{archive.name: md5(archive)})
     said = "does not contain cifar-100-python. None of its files was added"
-    must_fail(said, f"datasets pull cifar100 --from {address}", code=5)
+    must_fail_corrupt(said, f"datasets pull cifar100 --from {address}")
     assert [p.name for p in (own_home / "data/cifar100").iterdir()] == [".partial"]

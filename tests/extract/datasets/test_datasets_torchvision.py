@@ -9,13 +9,12 @@ from collections import Counter
 import numpy as np
 import pytest
 from make_images import png, write_directory
-from no_dataset import no_dataset
+from no_dataset import missing_dataset
 from opened import open_dataset, peek
 from refusal import bad_image, machine_error
 from sent import sent
 from test_datasets_idx import write
 
-from fedcache.errors import Exit
 from fedcache.extract.datasets import torchvision as readers
 from fedcache.extract.datasets.listing import info
 from fedcache.extract.image_files import BadImage
@@ -122,10 +121,9 @@ class _Trap:
 def test_a_cifar_pickle_that_is_not_the_published_one_is_never_opened(tmp_path):
     trap = _Trap()
     trap.path = f"{tmp_path}/sprung"
-    folder = tmp_path / "cifar-10-batches-py"
     names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta"]
-    write_directory(folder, dict.fromkeys(names, pickle.dumps(trap)))
-    no_dataset("torchvision:CIFAR10", "CIFAR10", code=Exit.ENVIRONMENT, roots={"CIFAR10": tmp_path})
+    write_directory(tmp_path / "cifar-10-batches-py", dict.fromkeys(names, pickle.dumps(trap)))
+    missing_dataset("torchvision:CIFAR10", "CIFAR10", roots={"CIFAR10": tmp_path})
     assert not (tmp_path / "sprung").exists()
 
 
