@@ -145,8 +145,7 @@ def test_a_file_names_the_clusters_of_clients(tmp_path):
 def test_a_name_may_have_characters_that_some_functions_take_for_line_ends(tmp_path):
     path = tmp_path / "clusters.csv"
     path.write_text('client,cluster\r\na\x1c1,x\n"b\u2028\n2",y\n', encoding="utf-8", newline="")
-    rule = parse_clusters(str(path), 1)
-    places = rule.places(["a\x1c1", "b\u2028\n2"], np.arange(2), 0)
+    places = parse_clusters(str(path), 1).places(["a\x1c1", "b\u2028\n2"], np.arange(2), 0)
     assert [p.tolist() for p in places] == [[0], [1]]
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from federation import federation, gap, go
+from federation import federation, gap, go, server_gap
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from method_calls import lanes
@@ -84,7 +84,7 @@ def test_large_clients_are_gathered_step_by_step(monkeypatch):
     settings = set_to("head=linear opt=sgd batch=16")
     at_once = go("fedavg", settings, execution="batched")
     monkeypatch.setattr("fedcache.federate.engine.local_training.GATHER_BYTES", 0)
-    assert gap(at_once.server, go("fedavg", settings, execution="batched").server) == 0.0
+    assert server_gap(at_once, go("fedavg", settings, execution="batched")) == 0.0
 
 
 def test_pairs_of_views_differ():

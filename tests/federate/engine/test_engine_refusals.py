@@ -64,8 +64,7 @@ def test_a_state_of_an_earlier_release_names_its_clients_one_by_one():
     (snapshot,) = saved
     names = [c.name for c in clients]
     whole = go_tiny("solo")
-    former = snapshot._replace(meta={**snapshot.meta, "clients": names})
-    again = go_tiny("solo", state=former)
+    again = go_tiny("solo", state=snapshot._replace(meta={**snapshot.meta, "clients": names}))
     assert np.array_equal(again.client_accuracy, whole.client_accuracy, equal_nan=True)
     other = snapshot._replace(meta={**snapshot.meta, "clients": names[::-1]})
     training_error(lambda: go_tiny("solo", state=other), "clients")

@@ -23,9 +23,7 @@ from fedcache.federate.trust.privacy import Privacy
 from fedcache.federate.trust.robust_rules import parse_rule
 from fedcache.testing.method_laws import fitted
 
-
-def pytest_generate_tests(metafunc):
-    parametrize(metafunc)
+pytest_generate_tests = parametrize
 
 
 DRAWN = tried(cases() + VARIANTS if FULL else one_of_each(cases()))

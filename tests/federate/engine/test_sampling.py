@@ -4,7 +4,7 @@ import hashlib
 
 import numpy as np
 import pytest
-from federation import federation, gap, go
+from federation import federation, go, server_gap
 from refusal import refused
 
 from fedcache.federate.engine.sampling import (
@@ -105,7 +105,7 @@ def test_who_drops_out_gets_the_broadcast_sends_nothing_and_changes_nothing(meth
     kept = [
         Client(c.name, c.train[:0] if i in lost else c.train, c.test) for i, c in enumerate(clients)
     ]
-    assert gap(with_loss.server, go(method, settings, data, kept, **one).server) == 0.0
+    assert server_gap(with_loss, go(method, settings, data, kept, **one)) == 0.0
     assert all(with_loss.traffic.up[lost] == 0)
     whole = go(method, settings, **one).traffic
     assert with_loss.traffic.down.tolist() == whole.down.tolist()
@@ -121,7 +121,7 @@ def test_a_round_without_uploads_changes_nothing(execution, trust):
     rule = SamplingRule(available=1e-9)
     late = go("fedavg", "init=shared", rounds=1, sampling=rule, execution=execution, trust=trust)
     begun = go("fedavg", "init=shared epochs=0", rounds=1, execution=execution)
-    assert gap(late.server, begun.server) < 1e-12
+    assert server_gap(late, begun) < 1e-12
     assert late.records[0].clients == ()
     assert late.traffic.totals()["up"] == late.traffic.totals()["down"] == 0
     assert "no upload" in late.warnings[-1]

@@ -29,8 +29,7 @@ N = 1300
 D = 8
 
 
-def pytest_generate_tests(metafunc):
-    parametrize(metafunc)
+pytest_generate_tests = parametrize
 
 
 def reads_features(name):

@@ -52,8 +52,7 @@ def client_rng(axes=1, *, clients=NAMES):
 
 @pytest.mark.parametrize("round_", [0, 2])
 def test_the_clients_of_a_round(round_):
-    order = stream(SEED, "sampling", round_).permutation(M)
-    assert sampler().drawn(round_, 4) == sorted(order[:4])
+    assert sampler().drawn(round_, 4) == sorted(stream(SEED, "sampling", round_).permutation(M)[:4])
     times = stream(SEED, "sampling", round_).standard_exponential(M) / ROWS
     assert sampler(SamplingRule("weighted")).drawn(round_, 4) == sorted(np.argsort(times)[:4])
     alone = stream(SEED, "poisson", round_).random(M) < 0.4

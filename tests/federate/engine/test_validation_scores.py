@@ -17,8 +17,7 @@ ONE_EACH = one_of_each(
 )
 
 
-def pytest_generate_tests(metafunc):
-    parametrize(metafunc)
+pytest_generate_tests = parametrize
 
 
 def tables(clients):

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from command import fedcache, words_of
-from failing_command import must_fail
+from failing_command import must_fail, must_fail_machine
 from pictures import folder
 from refusal import machine_error
 from toy_store import content, samples
@@ -43,7 +43,7 @@ def test_wrong_engines_are_refused_before_any_work(command, monkeypatch, install
         must_fail("", f"{command} --engine ray --ray-address {word}")
     monkeypatch.undo()
     monkeypatch.setattr(cluster, "find_spec", lambda name: None)
-    must_fail("pip install 'fedcache[ray]'", f"{command} --engine ray", code=Exit.ENVIRONMENT)
+    must_fail_machine("pip install 'fedcache[ray]'", f"{command} --engine ray")
 
 
 def test_an_address_where_no_cluster_answers_is_told_at_once(monkeypatch):
@@ -112,8 +112,7 @@ def test_tasks_computed_twice_and_in_any_order_make_the_same_store(
     monkeypatch.setattr(
         extraction_run, "make_spec", lambda *a: replace(make_spec(*a), decoders=decoders)
     )
-    done = fedcache(*words, "--engine", "ray", "--store", apart)
-    assert done.code == Exit.QUARANTINED
+    assert fedcache(*words, "--engine", "ray", "--store", apart).code == Exit.QUARANTINED
     assert content(apart) == content(whole)
 
 

@@ -37,8 +37,7 @@ def secure(method, **words):
 
 @pytest.mark.parametrize("method", tried(SUMMED))
 def test_sums_alone_give_the_result_of_one_process(method, grid, sites, tmp_path):
-    bound = BOUNDS.get(method, 64.0)
-    (run,) = together(secure(method, secure_bound=bound), grid, tmp_path)
+    (run,) = together(secure(method, secure_bound=BOUNDS.get(method, 64.0)), grid, tmp_path)
     reference = alone(method, sites, tmp_path)
     assert mean_accuracy(run) == pytest.approx(mean_accuracy(reference), abs=1e-9)
     assert missed_by(run) == []

@@ -85,6 +85,14 @@ def node_of(grid, name):
     )
 
 
+def two_sites(sites, state):
+    """A federation of client-0 and the site that may lie, and the node of the latter."""
+    grid = grid_of(sites, state)
+    liar = node_of(grid, LIAR)
+    grid.sites = {node: grid.sites[node] for node in (node_of(grid, "client-0"), liar)}
+    return grid, liar
+
+
 def claiming(sites, state, claim, factor=1.0):
     """Six sites; one says other facts, and multiplies its uploads by a factor."""
     grid = grid_of(sites, state)
@@ -206,8 +214,7 @@ def test_a_refusal_has_the_exit_code_of_what_a_site_may_lack():
 
 
 def test_a_claim_that_is_not_believed_costs_that_site_its_place_and_no_other(sites, tmp_path):
-    heard = Heard()
-    run = federated(claiming(sites, tmp_path / "state", rows(10**9), -5.0), tmp_path, heard)
+    run = federated(claiming(sites, tmp_path / "state", rows(10**9), -5.0), tmp_path, Heard())
     assert mean_accuracy(run) == without_liar(sites, tmp_path)
     (missed,) = missed_by(run)
     assert missed["site"] == LIAR
@@ -261,8 +268,7 @@ def test_class_text_comes_from_a_site_that_sends_what_it_said():
         return {node: answers[node] for node in messages}
 
     heard = Heard()
-    transport = SimpleNamespace(bytes_up=0, bytes_down=0, ask=ask)
-    found = Sites(transport, Terms(5, 5), heard)
+    found = Sites(SimpleNamespace(bytes_up=0, bytes_down=0, ask=ask), Terms(5, 5), heard)
     found.members = [Member(node, GOOD) for node in answers]
     assert torch.equal(found.text(digest, 3), text)
     assert len(heard.lines) == 4
@@ -346,9 +352,7 @@ def test_a_site_that_is_silent_once_is_asked_again_and_joins_when_it_answers(sit
 
 @pytest.mark.parametrize("lost", [1, 2])
 def test_a_run_does_not_begin_without_a_slow_site_that_still_gets_requests(lost, sites, tmp_path):
-    grid = grid_of(sites, tmp_path / "state")
-    slow = node_of(grid, LIAR)
-    grid.sites = {node: grid.sites[node] for node in (node_of(grid, "client-0"), slow)}
+    grid, slow = two_sites(sites, tmp_path / "state")
     grid.meddle[slow] = lambda kind, number, packed: (
         "it did not answer within 1 s" if kind == "facts" and number <= lost else packed
     )
@@ -366,9 +370,7 @@ def test_a_run_does_not_begin_without_a_slow_site_that_still_gets_requests(lost,
     ids=["silent", "refuses"],
 )
 def test_a_result_names_every_node_that_the_run_began_without(answer, sites, tmp_path):
-    grid = grid_of(sites, tmp_path / "state")
-    lost = node_of(grid, LIAR)
-    grid.sites = {node: grid.sites[node] for node in (node_of(grid, "client-0"), lost)}
+    grid, lost = two_sites(sites, tmp_path / "state")
     grid.meddle[lost] = lambda _kind, _number, _packed: answer
     run = federated(grid, tmp_path, sites=2, rounds=1)
     assert run.result["clients"] == ["client-0"]

@@ -4,15 +4,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import ok
+from command import data_of
 from damage import flip_bit
-from failing_command import must_fail
+from failing_command import must_fail_corrupt
 from refusal import training_error
 from setting_lines import set_to
 from test_site_claims import federated, node_of, shards  # noqa: F401
 from tolerance import SUMS, close
 
-from fedcache.errors import Exit
 from fedcache.federate.engines.flower.site import SiteJob
 from fedcache.models.predictor import Predictor
 from fedcache.models.saved_model import SavedModel
@@ -37,9 +36,9 @@ def test_the_server_saves_the_model_that_a_run_in_process_saves(method, grid, si
     run = federated(grid, tmp_path, method=method, set=settings, rounds=2)
     words = [w for k, v in settings.items() for w in ("--set", f"{k}={v}")]
     line = f"train --rounds 2 --participation all --method {method} --clients-from"
-    here = ok(line, sites, *words)
+    here = data_of(line, sites, *words)
     far = load_seed(run.path)
-    near = load_seed(Path(here.data["path"]))
+    near = load_seed(Path(here["path"]))
     assert far.facts.recipes == near.facts.recipes
     assert far.facts.classes == near.facts.classes == ("a", "b", "c", "d")
     for shard in sorted(sites.glob("*.zarr")):
@@ -65,7 +64,7 @@ def test_a_site_keeps_the_model_that_it_was_scored_with(method, grid, tmp_path):
         guess = predictor.predicted(predictor.scores(x[test]))
         assert float((guess == label[test]).mean()) == claimed
     # the file alone is enough, and its one client need not be named
-    assert len(ok(f"predict {file} --store {site.path}").data["rows"]) == len(x)
+    assert len(data_of(f"predict {file} --store {site.path}")["rows"]) == len(x)
 
 
 def test_where_all_sites_have_the_servers_model_none_keeps_one(grid, tmp_path):
@@ -83,4 +82,4 @@ def test_a_model_of_a_site_that_was_changed_is_refused(grid, sites, tmp_path):
     federated(grid, tmp_path, method="fedproto", set={}, rounds=1)
     file = next((tmp_path / "state").rglob("models/*.safetensors"))
     flip_bit(file)
-    must_fail("", "predict", file, "--store", next(sites.glob("*.zarr")), code=Exit.CORRUPT)
+    must_fail_corrupt("", "predict", file, "--store", next(sites.glob("*.zarr")))

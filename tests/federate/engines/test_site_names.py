@@ -1,7 +1,7 @@
 """A name of a site belongs to a key from run to run: another key that claims it is refused, and nobody else."""
 
 import pytest
-from command import ok
+from command import data_of, ok
 from draws import examples
 from failing_command import must_fail
 from fake_grid import planned, together
@@ -121,16 +121,16 @@ def test_a_table_keeps_the_first_key_of_each_name(tmp_path_factory, steps):
 
 
 def test_names_are_listed_and_forgotten_at_the_command_line():
-    assert ok("flower names").data["names"] == {}
+    assert data_of("flower names")["names"] == {}
     names = names_of(8000, Home.from_environment())
     assert names.path is not None
     names.path.parent.mkdir(parents=True)
     names.bind({"north": "ab" * 32, "south": "cd" * 32})
-    assert ok("flower names").data["names"] == names.known()
+    assert data_of("flower names")["names"] == names.known()
     must_fail("'north'", "flower names --forget nort")
     ok("flower names --forget north")
     assert list(names.known()) == ["south"]
-    assert ok("flower names --port 8001").data["names"] == {}
+    assert data_of("flower names --port 8001")["names"] == {}
 
 
 def shards(place):

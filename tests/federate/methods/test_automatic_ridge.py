@@ -7,9 +7,8 @@ import pytest
 import torch
 from federation import Rows, go_all
 from float64 import eye, normal
-from hypothesis import given, settings
 from hypothesis import strategies as st
-from pooled_rows import DATA, POOL, X, Y, parts
+from pooled_rows import DATA, MEANS, POOL, X, Y, any_partition, parts
 from refusal import training_error
 from sklearn.datasets import load_digits
 from sklearn.linear_model import Ridge
@@ -51,8 +50,14 @@ def takes(key, expected, name, chosen, *pair):
     return out, go_all(name, {**chosen, key: expected}, *pair)
 
 
-@given(st.integers(0, 99), st.integers(1, 40))
-@settings(max_examples=8)
+def same_heads(one, other, names="Wb"):
+    """Both runs end with these tensors and send as many bytes."""
+    for name in names:
+        assert torch.allclose(one.server[name], other.server[name], rtol=1e-9, atol=1e-9)
+    assert one.traffic.totals() == other.traffic.totals()
+
+
+@any_partition(8, 40)
 def test_auto_is_cross_validation_by_hand_for_every_partition(seed, m):
     out, given_lam = takes("lam", by_hand(X, Y), "fed3r", AUTO, DATA, parts(seed, m))
     assert torch.allclose(out.server["W"], given_lam.server["W"], rtol=1e-7, atol=1e-10)
@@ -89,28 +94,22 @@ def test_with_a_personal_part_every_client_takes_the_ridge_of_all_rows():
 
 
 @pytest.mark.parametrize(("cov", "means"), [("within", 6), ("total", 1)])
-@given(st.integers(0, 99), st.integers(1, 40))
-@settings(max_examples=4)
+@any_partition(4, 40)
 def test_discriminants_shrink_as_the_regression_on_the_classes_does(cov, means, seed, m):
     expected = by_hand(X, Y, centred=True) / (len(X) - means)
     pair = DATA, parts(seed, m)
     out, given_gamma = takes("gamma_shrink", expected, "fedcgs", {"cov": cov}, *pair)
-    for name in ("W", "b"):
-        assert torch.allclose(out.server[name], given_gamma.server[name], rtol=1e-9, atol=1e-9)
-    assert out.traffic.totals() == given_gamma.traffic.totals()
+    same_heads(out, given_gamma)
 
 
 def test_lda_of_gh_ofl_shrinks_as_fedcgs_does():
     out = go_all("gh-ofl", LDA, *SEVEN)
     gamma = float(go_all("fedcgs", {}, DATA, parts(1, 3)).server["gamma_shrink"])
-    means = (Y.T @ X) / Y.sum(0)[:, None]
-    usual = ((X - Y @ means) ** 2).sum() / (len(X) - 6) / X.shape[1]
+    usual = ((X - Y @ MEANS) ** 2).sum() / (len(X) - 6) / X.shape[1]
     shrink = gamma / (gamma + usual)
     assert out.records[-1].diagnostics["shrink"] == pytest.approx(shrink, rel=1e-9)
     given_shrink = go_all("gh-ofl", {**LDA, "shrink": shrink}, *SEVEN)
-    for name in ("W", "b"):
-        assert torch.allclose(out.server[name], given_shrink.server[name], rtol=1e-9, atol=1e-9)
-    assert out.traffic.totals() == given_shrink.traffic.totals()
+    same_heads(out, given_shrink)
 
 
 @pytest.mark.parametrize("head", ["nb", "qda"])
@@ -124,14 +123,12 @@ UNIT = replace(DATA, x=normalize(DATA.x, dim=-1))
 UNIT_X = UNIT.x[POOL, 0].numpy()
 
 
-@given(st.integers(0, 99), st.integers(1, 40), st.sampled_from([0.5, 1.0]))
-@settings(max_examples=8)
+@any_partition(8, 40, kappa=st.sampled_from([0.5, 1.0]))
 def test_around_class_texts_auto_is_that_of_what_the_texts_leave(seed, m, kappa):
     chosen = {**AUTO, "kappa": kappa}
     expected = by_hand(UNIT_X, kappa * Y - UNIT_X @ UNIT.text.numpy().T)
     out, given_lam = takes("lam", expected, "fed3r-prior", chosen, UNIT, parts(seed, m))
-    assert torch.allclose(out.server["W"], given_lam.server["W"], rtol=1e-9, atol=1e-9)
-    assert out.traffic.totals() == given_lam.traffic.totals()
+    same_heads(out, given_lam, "W")
 
 
 def test_rows_that_are_not_unit_keep_the_constant():
@@ -161,8 +158,7 @@ def test_copies_of_two_percent_of_the_rows_move_the_accuracy_by_at_most_a_point(
         weights = known["vectors"] @ (known["target"] / (known["values"] + ridge).unsqueeze(-1))
         return float(((torch.from_numpy(x[test]) @ weights).argmax(1).numpy() == y[test]).mean())
 
-    copies = np.concatenate([train, train[: rows // 50]])
-    assert abs(accuracy(copies) - accuracy(train)) <= 0.01
+    assert abs(accuracy(np.concatenate([train, train[: rows // 50]])) - accuracy(train)) <= 0.01
 
 
 @pytest.mark.parametrize("rows", [200, 600])

@@ -7,18 +7,15 @@ import pytest
 import torch
 from federation import go_all
 from float64 import far, normal
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from method_calls import lanes
-from pooled_rows import CLIENTS, DATA, TEST, X, Y, parts
+from pooled_rows import CLIENTS, DATA, MEANS, TEST, X, Y, any_partition, parts
 from setting_lines import cases_of
 from sklearn.linear_model import Ridge
 
 from fedcache.federate.methods.fed3r import feature_map
 
 
-@given(st.integers(0, 99), st.integers(1, 40))
-@settings(max_examples=15)
+@any_partition(15, 40)
 def test_fed3r_is_the_centralised_ridge_for_every_partition(seed, m):  # T-K2
     out = go_all("fed3r", "lam=0.1", DATA, parts(seed, m))
     W = np.linalg.solve(X.T @ X + 0.1 * np.eye(X.shape[1]), X.T @ Y)
@@ -27,14 +24,12 @@ def test_fed3r_is_the_centralised_ridge_for_every_partition(seed, m):  # T-K2
     assert out.accuracy == right.mean()
 
 
-@given(st.integers(0, 99), st.integers(1, 40))
-@settings(max_examples=8)
+@any_partition(8, 40)
 def test_fedncm_is_the_centralised_class_means_for_every_partition(seed, m):  # T-K1
-    mean = (Y.T @ X) / Y.sum(0)[:, None]
     out = go_all("fedncm", {}, DATA, parts(seed, m))
-    assert far(out.server["W"], mean / np.linalg.norm(mean, axis=1, keepdims=True)) < 1e-12
+    assert far(out.server["W"], MEANS / np.linalg.norm(MEANS, axis=1, keepdims=True)) < 1e-12
     out = go_all("fedncm", "metric=euclid", DATA, parts(seed, m))
-    nearest = torch.cdist(DATA.x[:, 0], torch.from_numpy(mean)).argmin(-1)
+    nearest = torch.cdist(DATA.x[:, 0], torch.from_numpy(MEANS)).argmin(-1)
     assert torch.equal(out.predict(DATA.x), nearest)
 
 
@@ -71,8 +66,7 @@ def test_fourier_features_are_a_gaussian_kernel():
     # phi(x).phi(y) -> exp(-|x - y|^2 / (2 sigma^2)) as their number grows.
     x = normal(6, 11)
     phi = feature_map(x, lanes("fed3r", "rff_dim=40000 rff_sigma=2.0"))
-    kernel = torch.exp(-(torch.cdist(x, x) ** 2) / 8.0)
-    assert float((phi @ phi.T - kernel).abs().max()) < 0.03
+    assert float((phi @ phi.T - torch.exp(-(torch.cdist(x, x) ** 2) / 8.0)).abs().max()) < 0.03
 
 
 NOBODY = cases_of(

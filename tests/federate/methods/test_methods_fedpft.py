@@ -210,6 +210,5 @@ def test_no_more_gaussians_are_sent_than_a_class_has_rows():
 def test_a_count_beyond_two_bytes_takes_two_scalars():
     up, ctx = uploads({}, CLIENTS[1:2])
     one = {k: t[0] for k, t in up.items()}
-    owned = one["count"].nonzero()[0]
-    large = {**one, "count": one["count"].index_fill(0, owned, 65_536)}
+    large = {**one, "count": one["count"].index_fill(0, one["count"].nonzero()[0], 65_536)}
     assert fedpft.sent(large, ctx) == fedpft.sent(one, ctx) + 1

@@ -32,6 +32,12 @@ def bytes_of(rows, side):
     return torch.randint(0, 256, (rows, 1, 3 * side * side), generator=g, dtype=torch.uint8)
 
 
+def one_round(settings, public=8):
+    """A round of flesd with so many public rows."""
+    data, clients = federation(sizes=(public, 20, 20))
+    return go_tiny("flesd", settings, data, clients, rounds=1, participation=None)
+
+
 # -- the loop of ensemble similarity distillation
 
 
@@ -94,8 +100,7 @@ def test_official_distillation_is_the_released_loop(ema, filling):
     theirs = released(w, target, ctx, momentum_while_filling=filling)
     assert set(ours) == set(theirs) == set(w)
     assert gap(ours, theirs) < 1e-10
-    other = released(w, target, ctx, momentum_while_filling=not filling)
-    assert gap(ours, other) > 1e-6
+    assert gap(ours, released(w, target, ctx, momentum_while_filling=not filling)) > 1e-6
     for key, value in (
         ("key_mode", "eval"),
         ("ema", "after"),
@@ -119,20 +124,12 @@ def test_official_distillation_is_the_released_loop(ema, filling):
     ],
 )
 def test_public_rows_that_cannot_serve_are_refused(settings):
-    data, clients = federation(sizes=(8, 20, 20))
-    refused(
-        lambda: go_tiny("flesd", settings, data, clients, rounds=1, participation=None),
-        "8 public rows",
-        "--set ",
-    )
+    refused(lambda: one_round(settings), "8 public rows", "--set ")
 
 
 def test_the_queue_that_a_refusal_suggests_is_accepted():
-    data, clients = federation(sizes=(7, 20, 20))
-
     def go(queue, **more):
-        settings = {"anchors": "queue", "queue": queue, "esd_batch": 9, **more}
-        return go_tiny("flesd", settings, data, clients, rounds=1, participation=None)
+        one_round({"anchors": "queue", "queue": queue, "esd_batch": 9, **more}, public=7)
 
     refused(lambda: go(3), "--set queue=7")
     go(7)
@@ -277,8 +274,7 @@ def test_single_values_change_a_policy():
 
 
 def test_amp_on_the_cpu_is_refused():
-    data, clients = federation(sizes=(8, 20, 20))
-    machine_error(lambda: go_tiny("flesd", "amp=true", data, clients, rounds=1, participation=None))
+    machine_error(lambda: one_round("amp=true"))
 
 
 def test_amp_is_the_same_loss_in_fewer_digits():
@@ -286,8 +282,7 @@ def test_amp_is_the_same_loss_in_fewer_digits():
     hp = METHODS["flesd"].resolve("paper", {**small("flesd"), "channels": 4, "proj": 16})
     env = RunConstants(3, 192, 1, 1, None, torch.float32, CPU, image=(8, 8))
     ctx = replace(server(hp, bytes_of(8, 8), (8, 8)), env=env)
-    encoder = simclr.encoder_of(hp)
-    p = {n: t.float() for n, t in fresh(encoder).items()}
+    p = {n: t.float() for n, t in fresh(simclr.encoder_of(hp)).items()}
     x, x2 = (torch.rand(16, 3, 8, 8, generator=torch.Generator().manual_seed(s)) for s in (1, 2))
     batch = {"x": x, "x2": x2, "w": torch.full((16,), 1 / 16)}
     full, _ = simclr.loss(p, batch, {}, ctx)

@@ -87,8 +87,7 @@ def test_without_iterations_a_client_sends_its_first_values():
     x = eye(2)[[0, 0, 1]]
     text = doubles([[0.6, 0.8], [0.0, 1.0]])
     ctx = replace(lanes("lp-plus-plus", "epochs=0", classes=2, width=2, text=text), round=0)
-    rows = rows_of_one(x, [0, 0, 1])
-    _, up = lp_plus_plus.fit(lp_plus_plus.init(ctx), {}, rows, ctx)
+    _, up = lp_plus_plus.fit(lp_plus_plus.init(ctx), {}, rows_of_one(x, [0, 0, 1]), ctx)
     assert torch.equal(up["W"], doubles([[2.0, 0.0], [0.0, 1.0]]))
     assert torch.allclose(up["alpha"], doubles([200.0, 200.0]), atol=1e-12)
     # F'F = diag(2, 1): step 4 3 / 2; sum of squares of f.t_k is 0.36 + 0.36 + 0.64 and 1: step 3 / (4 1.36).

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 from federation import gap, go_all
 from float64 import doubles, far
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from pooled_rows import CLIENTS, DATA, X, Y, parts
+from pooled_rows import CLIENTS, DATA, X, Y, any_partition, parts
 from refusal import training_error
 
 from fedcache.federate.methods.afl import merge, remove_ridge
@@ -49,8 +47,7 @@ def test_merging_is_the_released_code(group, clean):
     assert out.records[-1].diagnostics == {"cleaned": float(clean)}
 
 
-@given(st.integers(0, 99), st.integers(1, 20))
-@settings(max_examples=8)
+@any_partition(8, 20)
 def test_it_is_the_least_squares_of_all_rows_for_every_partition(seed, m):
     out = go_all("afl", {}, DATA, parts(seed, m))
     assert far(out.server["W"], np.linalg.lstsq(X, Y, rcond=None)[0].T) < 1e-10

@@ -5,12 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from federation import federation, gap, go, go_all, rows_trained
+from federation import federation, gap, go, go_all, rows_trained, server_gap
 from float64 import far
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from method_calls import lanes
-from pooled_rows import CLIENTS, DATA, POOL, TEST, X, Y, parts
+from pooled_rows import CLIENTS, DATA, MEANS, POOL, TEST, X, Y, any_partition, parts
 from refusal import training_error
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import Ridge
@@ -69,8 +67,7 @@ def test_without_extra_weight_there_is_one_model():
         assert np.array_equal(mine, out.predict(DATA.x[c.test]).numpy())
 
 
-@given(st.integers(0, 99), st.integers(1, 20))
-@settings(max_examples=5)
+@any_partition(5, 20)
 def test_random_features_are_one_draw_for_all_clients(seed, m):
     out = go_all("fed3r", "rff_dim=30 lam=0.1", DATA, parts(seed, m), seed=seed)
     ctx = lanes("fed3r", "rff_dim=30 rff_sigma=1.0")
@@ -93,7 +90,7 @@ def test_the_bandwidth_follows_the_length_of_the_training_rows():  # D-87
         told = go_all("fed3r", {"rff_dim": 30, "rff_sigma": sigma}, data, group)
         assert abs(auto.hp["rff_sigma"] - sigma) < 1e-12 * sigma
         assert auto.records[-1].diagnostics == {"rff_sigma": auto.hp["rff_sigma"]}
-        assert gap(auto.server, told.server) < 1e-9
+        assert server_gap(auto, told) < 1e-9
     assert abs(go_all("fed3r", "rff_dim=30").hp["rff_sigma"] - 1.0) < 1e-12  # unit rows
     assert go_all("fed3r").hp["rff_sigma"] is None  # nobody asks without random features
 
@@ -117,8 +114,7 @@ def test_the_prior_is_where_nothing_is_known():  # T-K6
     assert torch.equal(out.predict(DATA.x), zero_shot)
 
 
-@given(st.integers(0, 99), st.integers(1, 20))
-@settings(max_examples=8)
+@any_partition(8, 20)
 def test_the_prior_solves_its_least_squares_for_every_partition(seed, m):
     # |kappa Y - Z W|^2 + lam |W - W0|^2 as an ordinary least squares of stacked rows.
     out = go_all("fed3r-prior", "lam=4.0 kappa=0.7", DATA, parts(seed, m))
@@ -149,8 +145,7 @@ def test_fedcgs_is_linear_discriminant_analysis(absent):
 def test_the_released_code_takes_the_total_covariance():  # D-75
     assert METHODS["fedcgs"].resolve("official")["cov"] == "total"
     out = go_all("fedcgs", "cov=total gamma_shrink=0.0", DATA, parts(1, 5))
-    mean = (Y.T @ X) / Y.sum(0)[:, None]
-    apart = mean - X.mean(0)
+    apart = MEANS - X.mean(0)
     W = np.linalg.solve(np.cov(X.T), apart.T)
     b = np.log(Y.mean(0)) - 0.5 * np.einsum("cd,dc->c", apart, W) - X.mean(0) @ W
     assert np.allclose(out.server["W"].numpy().T, W, rtol=1e-8)
@@ -202,8 +197,7 @@ def test_fedcof_is_its_formula(group):
 
 def test_automatic_gamma_follows_the_variance_of_the_features():
     _, G = by_hand(0.0, CLIENTS)
-    mean = (Y.T @ X) / Y.sum(0)[:, None]
-    between = Y.mean(0) @ ((mean - X.mean(0)) ** 2).sum(1)
+    between = Y.mean(0) @ ((MEANS - X.mean(0)) ** 2).sum(1)
     variance = (np.trace(G) - (X.mean(0) ** 2).sum() + between) / 11
     auto, told = (go_all("fedcof", {"gamma": g}) for g in ("auto", 1e-2 * variance))
     assert gap(auto.server["W"], told.server["W"]) < 1e-10

@@ -43,10 +43,9 @@ def test_each_client_attends_to_its_own_rows(values, monkeypatch):
     x = data.x[:, 0]
     for client, mine in zip(clients, np.split(out.evaluation.predictions, 9), strict=True):
         F = x[client.train]
-        y = data.y[client.train]
         weight = (12.0 * x[client.test] @ F.T).softmax(-1)
         if values == "labels":
-            u = 100.0 * x[client.test] @ T.T + 40.0 * weight @ eye(6)[y]
+            u = 100.0 * x[client.test] @ T.T + 40.0 * weight @ eye(6)[data.y[client.train]]
         else:
             u = normalize(x[client.test] + 3.0 * weight @ F, dim=-1) @ T.T
         assert np.array_equal(mine, u.argmax(1).numpy())

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from federation import federation, fitted, gap, go_all
+from federation import federation, fitted, gap, go_all, server_gap
 from setting_lines import set_to
 from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
 
@@ -27,8 +27,8 @@ def whole():
 def test_without_its_weight_it_is_promptfl(name, whole):
     weight = {"kgcoop": "kg_weight", "prograd": "prograd_weight"}[name]
     plain = go_all("promptfl", TRAINING, *whole)
-    assert gap(go_all(name, {**TRAINING, weight: 0.0}, *whole).server, plain.server) < 1e-12
-    assert gap(go_all(name, TRAINING, *whole).server, plain.server) > 1e-3
+    assert server_gap(go_all(name, {**TRAINING, weight: 0.0}, *whole), plain) < 1e-12
+    assert server_gap(go_all(name, TRAINING, *whole), plain) > 1e-3
 
 
 def class_features(data, vectors):
@@ -67,8 +67,7 @@ def of_prograd(data, x, y, v, lam=1.0):
     u = 100 * x @ class_features(data, v).T
     (g,) = torch.autograd.grad(cross_entropy(u, y), v, retain_graph=True)
     template = softmax(100 * x @ of_template(data).T, 1)
-    general = kl_div(log_softmax(u, 1), template, reduction="batchmean")
-    (b,) = torch.autograd.grad(general, v)
+    (b,) = torch.autograd.grad(kl_div(log_softmax(u, 1), template, reduction="batchmean"), v)
     unit = b / b.norm()
     along = (g * unit).sum()
     # the first prompt is the template, so that b is a rounding error

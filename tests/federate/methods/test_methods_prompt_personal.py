@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from federation import federation, fitted, gap, go_all
+from federation import federation, fitted, gap, go_all, server_gap
 from setting_lines import set_to
 from test_methods_prompt_guided import class_features, of_template
 from torch.nn.functional import cosine_similarity, cross_entropy
@@ -23,8 +23,7 @@ def two():
 def first(name, two, **settings):
     """The shared prompt and the own tensors of the clients before the first step."""
     out = go_all(name, {**TRAINING, **settings, "lr": 0.0}, *two, rounds=1)
-    own = out.states[0]
-    return {**out.server, **{k: t for k, t in own.items() if not k.startswith("opt/")}}
+    return {**out.server, **{k: t for k, t in out.states[0].items() if not k.startswith("opt/")}}
 
 
 def by_hand(two, start, objective):
@@ -82,7 +81,7 @@ def test_promptfolio_is_its_formula_by_torchs_own_adam(theta, two):
 def test_without_own_prompts_it_is_promptfl(two):
     plain = go_all("promptfl", TRAINING, *two)
     out = go_all("promptfolio", {**TRAINING, "theta": 0.0}, *two)
-    assert gap(out.server, plain.server) == 0.0
+    assert server_gap(out, plain) == 0.0
     assert gap(out.states[0]["own"], first("promptfolio", two)["own"]) == 0.0
     assert np.array_equal(out.evaluation.predictions, plain.evaluation.predictions)
 
@@ -96,8 +95,7 @@ def test_fedpgp_is_its_formula_by_torchs_own_adam(mu, two):
         t = personal(data, p)
         shared = class_features(data, p["ctx"])
         near = cosine_similarity(shared, of_template(data), dim=1)
-        far = cosine_similarity(shared, t, dim=1)
-        pairs = torch.stack([near, far], 1) / 0.5
+        pairs = torch.stack([near, cosine_similarity(shared, t, dim=1)], 1) / 0.5
         kept = cross_entropy(pairs, torch.zeros(len(t), dtype=torch.int64))
         return cross_entropy(100 * x @ t.T, y) + mu * kept
 

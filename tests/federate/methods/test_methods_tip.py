@@ -74,6 +74,5 @@ def test_a_federation_of_single_rows_is_zero_shot():
 def test_keys_are_averaged_from_unit_rows():
     # Rows of length 1 and 9 weigh the same: (1, 0) and (0, 9) have the unit mean (1, 1) / sqrt 2.
     rows = rows_of_one(doubles([[1.0, 0.0], [0.0, 9.0]]), [0, 0])
-    ctx = lanes("fed-tip-proto", {}, classes=1, width=2)
-    _, up = fed_tip_proto.fit({}, {}, rows, ctx)
+    _, up = fed_tip_proto.fit({}, {}, rows, lanes("fed-tip-proto", {}, classes=1, width=2))
     assert torch.allclose(up["key"], doubles([[0.5**0.5, 0.5**0.5]]))

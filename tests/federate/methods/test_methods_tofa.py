@@ -24,8 +24,7 @@ D = 11
 def sums_of(rows, settings=None):
     """What a client of these rows adds to the sums, and its context."""
     ctx = lanes("tofa", settings or {})
-    data = stack_clients(DATA.x, DATA.y, [np.asarray(rows)], 0)
-    return fedcgs.fit({}, {}, data, ctx)[1], ctx
+    return fedcgs.fit({}, {}, stack_clients(DATA.x, DATA.y, [np.asarray(rows)], 0), ctx)[1], ctx
 
 
 def discriminants(x, y, weight, prior):

@@ -5,7 +5,18 @@ import math
 import numpy as np
 import pytest
 import torch
-from federation import federation, fitted, gap, go, go_all, rows_trained, run, small, start_of
+from federation import (
+    federation,
+    fitted,
+    gap,
+    go,
+    go_all,
+    rows_trained,
+    run,
+    server_gap,
+    small,
+    start_of,
+)
 from float64 import doubles, even, eye, normal, ones, zeros
 from method_calls import lanes, model_of, single
 from methods_tried import tried
@@ -233,8 +244,7 @@ def test_every_method_runs_as_its_released_code(official):
     sizes = small(official)
     if "queue" in {h.name for h in method.hparams}:
         sizes["queue"] = 8
-    hp = method.resolve("official", sizes)
-    out = run(method, hp, fitted(method, data), clients, rounds=3)
+    out = run(method, method.resolve("official", sizes), fitted(method, data), clients, rounds=3)
     first = int("public" in method.needs and out.protocol != "global")
     assert np.isfinite(out.client_accuracy[first:]).all()
 
@@ -243,7 +253,7 @@ def test_every_method_runs_as_its_released_code(official):
 def test_central_does_not_know_the_partition(settings):
     data, clients = federation()
     a = go("central", settings)
-    assert gap(a.server, go("central", settings, data, single(clients)).server) == 0.0
+    assert server_gap(a, go("central", settings, data, single(clients))) == 0.0
     assert a.traffic.totals()["up"] == a.traffic.totals()["down"] == 0
     assert len(a.client_accuracy) == 9
 
@@ -311,6 +321,5 @@ def test_which_prototypes_classify(rule):  # D-12
         ([0.0, 0.0, 0.0], {}),
     ):
         state["count"] = doubles(count)
-        got = int(fedpcl.predict(down, state, None, x, ctx).argmax(-1))
         # a client that has no prototypes yet uses the global ones
-        assert got == expected.get(rule, 2)
+        assert int(fedpcl.predict(down, state, None, x, ctx).argmax(-1)) == expected.get(rule, 2)

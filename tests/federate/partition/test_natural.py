@@ -51,8 +51,7 @@ def test_a_client_is_a_value_with_its_rows_of_both_splits():
 
 def test_test_rows_that_only_one_client_brings_are_in_use():
     data = columns(["n"] * 6, split=[0, 0, 0, 0, 1, 1])
-    rows = {"a": (np.array([0, 1]), np.array([2])), "b": np.array([3])}
-    made = of_rows(data, rows)
+    made = of_rows(data, {"a": (np.array([0, 1]), np.array([2])), "b": np.array([3])})
     assert held(made) == {"a": ([0, 1], [2]), "b": ([3], [4, 5])}
     assert made.dropped == 0
 
@@ -125,14 +124,12 @@ def test_small_clients_are_left_out_and_many_are_drawn():
 def test_another_scheme_deals_the_rows_of_every_value():
     ward = [WARDS[i % 3] for i in range(120)]
     split = [1 if i % 4 == 3 else 0 for i in range(120)]
-    data = columns(ward, split=split)
-    made = make("natural", data, by="ward", inside="iid", clients=2)
+    made = make("natural", columns(ward, split=split), by="ward", inside="iid", clients=2)
     assert [c.name for c in made.clients] == [
         f"{w}/client-{i}" for w in sorted(WARDS) for i in (0, 1)
     ]
     for client in made.clients:
-        own = client.name.split("/")[0]
-        assert {ward[r] for r in (*client.train, *client.test)} == {own}
+        assert {ward[r] for r in (*client.train, *client.test)} == {client.name.split("/")[0]}
     alone = columns([w if w == "south" else "" for w in ward], split=split)
     fewer = make("natural", alone, by="ward", inside="iid", clients=2)
     for name, rows in held(fewer).items():  # one more value moves no other draw

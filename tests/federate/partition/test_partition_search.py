@@ -111,8 +111,7 @@ def test_an_infeasible_lda_ends_soon_and_names_an_alpha_that_works(alpha, gate):
     works = error.instead["alpha"]
     assert f"--alpha {works}" in error.hint
     assert alpha < works < 0.1
-    partition = dealt(works)
-    assert min(len(client.train) for client in partition.clients) >= 10
+    assert min(len(client.train) for client in dealt(works).clients) >= 10
 
 
 def test_the_paper_alpha_of_five_hundredths_is_found():
@@ -122,8 +121,7 @@ def test_the_paper_alpha_of_five_hundredths_is_found():
 
 
 def test_five_hundred_clients_of_cifar100_are_no_endless_loop():
-    partition = make("dirichlet", even_columns(500, 10, 100), clients=500, alpha=0.3)
-    assert partition.dropped == 0
+    assert make("dirichlet", even_columns(500, 10, 100), clients=500, alpha=0.3).dropped == 0
 
 
 SMALL = even_columns(4, 2, 3)

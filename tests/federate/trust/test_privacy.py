@@ -104,8 +104,7 @@ def test_the_sum_cannot_be_recovered_from_what_a_real_run_tells():
         errors = [float((noisy - guess).square().sum()) for guess in published_noise(d)]
         if hidden:  # squares of d numbers of deviation z C = 1; false alarms are one in a million
             low = stats.chi2.ppf(1e-6, d)
-            high = stats.chi2.isf(1e-6, d)
-            assert low < float(noisy.square().sum()) < high
+            assert low < float(noisy.square().sum()) < stats.chi2.isf(1e-6, d)
             # twice as much on average: a guess that is wrong adds noise of its own
             assert min(errors) > low
         else:  # the same attack on a simulation gets the sum back, as its name says
