@@ -3,16 +3,15 @@
 import numpy as np
 import pytest
 import torch
-from command import fedcache, ok
-from failing_command import must_fail
+from command import data_of, fedcache, ok
+from failing_command import must_fail, must_fail_store
 from homes import made_once
-from made_path import place_of, run_of
-from pictures import folder
+from made_path import extracted, place_of, run_of
 from scipy.special import log_softmax, softmax
 from torch.nn.functional import normalize, one_hot
 
 import fedcache as fc
-from fedcache.errors import Exit, UsageError
+from fedcache.errors import UsageError
 from fedcache.heads.losses import MASKED
 from fedcache.models.adapt import ADAPTATIONS, ScaledHead, resolve
 from fedcache.store.store import Store
@@ -202,9 +201,8 @@ def test_tda_predicts_as_the_released_code(given):
 
 def trained(place):
     """Rows of four classes near their corners, sorted by class, and runs on them."""
-    rng = np.random.default_rng(0)
     y = np.arange(4).repeat(30)
-    x = np.eye(4, 6)[y] + 0.5 * rng.normal(size=(120, 6))
+    x = np.eye(4, 6)[y] + 0.5 * np.random.default_rng(0).normal(size=(120, 6))
     file = place / "rows.npz"
     np.savez(file, features=x.astype(np.float32), labels=y, split=np.tile([0, 0, 1], 40))
     path = place_of(f"ingest {file} --name rows")
@@ -239,13 +237,12 @@ def test_the_figures_are_those_of_the_head_on_the_rows_in_this_order(store, name
     if name == "tent":
         more["lr"] = 0.3
     expected = found(name, head, model.embed(X)[taken], 6, **more) == y[taken]
-    settings = {"batch": 6, "order": order, **more}
     done = fc.evaluate(
         run_of("fed3r"),
         store=store,
         split="test",
         adapt=name,
-        settings=settings,
+        settings={"batch": 6, "order": order, **more},
         temperature=0.3,
         out=tmp_path / "e.csv",
     )
@@ -269,8 +266,8 @@ def test_a_personal_model_and_a_file_of_embeddings(store, tmp_path):
     X, y = Store.open(store).Xy(split="test")
     np.savez(tmp_path / "rows.npz", features=X, labels=y)
     words = f"evaluate {run_of('solo')} --client 1 --adapt t3a"
-    (of_store,) = ok(f"{words} --store {store} --split test").data["runs"]
-    (of_file,) = ok(f"{words} --embeddings {tmp_path / 'rows.npz'}").data["runs"]
+    (of_store,) = data_of(f"{words} --store {store} --split test")["runs"]
+    (of_file,) = data_of(f"{words} --embeddings {tmp_path / 'rows.npz'}")["runs"]
     assert of_store["adaptation"] == of_file["adaptation"]
     assert of_store["adaptation"]["adapted"]["rows"] == 40
 
@@ -302,7 +299,7 @@ def test_settings_without_an_adaptation_are_refused(store):
 
 def test_a_split_without_rows_has_its_usual_message(store):
     words = f"evaluate {run_of('fed3r')} --store {store} --split validation --adapt t3a"
-    must_fail("validation", words, code=Exit.STORE)
+    must_fail_store("validation", words)
 
 
 GLYPHS = "--backbones glyph-clip --scheme iid --clients 2 --rounds 1"
@@ -310,8 +307,7 @@ GLYPHS = "--backbones glyph-clip --scheme iid --clients 2 --rounds 1"
 
 def zero_shot(place):
     """A store of images with class texts, and models that start from these texts."""
-    images = folder(place / "shapes", train=8, test=8, classes=5)
-    path = place_of(f"extract --dataset folder:{images} --backbones glyph-clip --workers 0")
+    path = extracted(place, "glyph-clip", train=8, test=8, classes=5)
     for more in ("clip-zs --preset official", "gda --rounds 1"):
         ok(f"train --method {more} --store {path} {GLYPHS}")
     return path
@@ -326,12 +322,11 @@ def test_class_texts_adapt_with_caches(texts, tmp_path):
     X, y = Store.open(texts).Xy(split="test")
     head = scaled_head(model, X.shape[1], 30.0)
     unit = X / np.linalg.norm(X, axis=-1, keepdims=True)
-    given = {"positive_alpha": 9.0}
-    expected = released_tda(head, unit.astype(float), resolve("tda", given)) == y
+    expected = released_tda(head, unit.astype(float), resolve("tda", {"positive_alpha": 9.0})) == y
     words = (
         f"evaluate {run_of('clip-zs')} --store {texts} --split test --temperature 30 --adapt tda"
     )
-    (told,) = ok(words, "--set", "positive_alpha=9").data["runs"]
+    (told,) = data_of(words, "--set", "positive_alpha=9")["runs"]
     assert told["adaptation"]["adapted"]["right"] == expected.sum()
     assert told["adaptation"]["adapted"]["right"] != told["measures"]["right"]
     must_fail("cosines with class texts", words.replace(str(run_of("clip-zs")), str(run_of("gda"))))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from command import fedcache, ok
+from command import data_of, fedcache
 from draws import examples
 from federation import TinyClient, fitted, rows_trained, small
 from homes import made_once
@@ -194,8 +194,7 @@ def test_an_ensemble_divides_by_the_geometric_mean_of_its_temperatures():
     assert Predictor(tuple(members), temperature=3.0).softmax_temperature == 3.0
     facts = model.facts.to_dict()
     del facts["temperature"]  # of an earlier release
-    old = replace(model, facts=ModelFacts.from_dict(facts))
-    assert not Predictor((members[0], old)).calibrated
+    assert not Predictor((members[0], replace(model, facts=ModelFacts.from_dict(facts)))).calibrated
 
 
 def test_probabilities_of_a_scikit_learn_classifier_are_calibrated():
@@ -223,12 +222,12 @@ IID = "--scheme iid --clients 3"
 def test_predict_and_evaluate_divide_by_the_fitted_temperature(store, words):
     run = place_of(f"train {words} {IID}")
     rows = f"{run} --store {store} --split test"
-    found = ok(f"predict {rows}").data
+    found = data_of(f"predict {rows}")
     assert found["calibrated"]
-    (figures,) = ok(f"evaluate {rows}").data["runs"]
+    (figures,) = data_of(f"evaluate {rows}")["runs"]
     temperature = figures["softmax_temperature"]
     assert temperature != 1.0
-    assert ok(f"predict {rows} --temperature {temperature}").data["rows"] == found["rows"]
+    assert data_of(f"predict {rows} --temperature {temperature}")["rows"] == found["rows"]
 
 
 @pytest.mark.parametrize(
@@ -243,4 +242,4 @@ def test_what_is_not_calibrated_is_called_a_score(store, words):
     found = fedcache(f"predict {rows}").out
     assert "score" in found
     assert "probability" not in found
-    assert not ok(f"predict {rows}").data["calibrated"]
+    assert not data_of(f"predict {rows}")["calibrated"]

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from command import ok
-from failing_command import must_fail
+from failing_command import must_fail_store
 from homes import made_once
 from made_path import place_of
 from pictures import folder
@@ -205,7 +205,7 @@ def test_what_no_model_has_is_the_fault_of_the_file_and_no_reason_to_upgrade(
 ):
     path = resealed(models / "one model.safetensors", tmp_path / "m.safetensors", change)
     said = "Get the file again from its author"
-    must_fail(said, f"predict {path} --store {shapes_store().path}", code=4)
+    must_fail_store(said, f"predict {path} --store {shapes_store().path}")
 
 
 @pytest.mark.parametrize("classes", [[], ["x", "x"]])
@@ -236,7 +236,7 @@ def test_a_recipe_that_no_command_makes_is_refused(models, tmp_path, field, valu
     path = resealed(models / "one model.safetensors", tmp_path / "changed.safetensors", change)
     head = tmp_path / "head.safetensors"
     for words in (f"predict {path} {models}/shapes/test/zebra", f"export-model {path} -o {head}"):
-        must_fail("recipe", words, code=4)
+        must_fail_store("recipe", words)
     assert not head.exists()
 
 

@@ -41,8 +41,7 @@ def predict_with_prior(scores, log_prior, temperature=1.0):
 def test_none_adds_nothing_and_predicts_as_the_model():
     log_prior = ClientPriors.of("none", np.array([[0, 1, 9, 3, 2, 0]])).log_prior(0)
     scores = torch.from_numpy(scores_of(0, rows=1_000))
-    added = add_offset(scores, ClientPrior("a", "none", log_prior).offset(2.5))
-    assert torch.equal(added, scores)
+    assert torch.equal(add_offset(scores, ClientPrior("a", "none", log_prior).offset(2.5)), scores)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 500])
@@ -152,8 +151,7 @@ def test_a_client_without_labelled_rows_has_no_prior_of_its_own():
     counts = np.array([[0, 0], [3, 1]])
     for kind in ("classes", "counts"):
         assert ClientPriors.of(kind, counts).log_prior(0).tolist() == [0, 0]
-    found = np.exp(ClientPriors.of("fitted", counts).log_prior(0))
-    assert found == pytest.approx([0.75, 0.25])
+    assert np.exp(ClientPriors.of("fitted", counts).log_prior(0)) == pytest.approx([0.75, 0.25])
     refused(lambda: ClientPriors.of("counts", counts[:1]), "no client has any")
 
 

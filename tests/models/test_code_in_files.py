@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from command import fedcache, ok
-from failing_command import must_fail
+from failing_command import must_fail, must_fail_store
 from made_path import extracted, place_of
 from pictures import folder
 from refusal import store_error
@@ -90,7 +90,7 @@ def nothing_ran():
 def test_no_command_runs_the_code_that_a_model_file_names(run, own_home, words, name):
     (store,) = (own_home / "stores").glob("*.zarr")
     line = words.replace("MODEL", str(hostile(run, name))).replace("STORE", str(store))
-    must_fail(name, line, code=4)
+    must_fail_store(name, line)
     assert nothing_ran()
 
 
@@ -124,7 +124,7 @@ def test_loading_a_model_in_python_runs_no_code_that_it_names(run):
 def test_a_model_file_cannot_choose_which_file_is_opened(run):
     Path("mine.onnx").write_bytes(b"private")
     model = hostile(run, f"onnx:{Path('mine.onnx').absolute()}")
-    must_fail("recipe contains the path", f"predict {model} shapes/test", code=4)
+    must_fail_store("recipe contains the path", f"predict {model} shapes/test")
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def own_run(run, monkeypatch):
 def test_code_of_a_run_is_called_when_the_user_names_it_in_the_command(own_run, words):
     folder(Path("new"), train=2, test=3)
     command = words.format(own_run)
-    must_fail(NAME, command, code=4)
+    must_fail_store(NAME, command)
     assert nothing_ran()
     must_fail("", f"{command} --backbone module:another:build")
     assert nothing_ran()

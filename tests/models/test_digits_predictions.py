@@ -117,8 +117,7 @@ def test_images_and_rows_have_the_stored_accuracy_to_the_last_digit(
         f"--set {k}={v}" for k, v in {**small(name), "epochs": 1}.items() if k in declared
     )
     scheme = SCHEMES.get(backbone, SCHEMES["random-projection"])
-    words = f"train {name} --backbones {backbone} {scheme} --rounds 2 --seeds 0,1 {sizes}"
-    run = place_of(words)
+    run = place_of(f"train {name} --backbones {backbone} {scheme} --rounds 2 --seeds 0,1 {sizes}")
     result = json.loads((run / "result.json").read_text())
     accuracy = {}
     for seed, client, rows in models_of(run, result):

@@ -148,8 +148,7 @@ def test_classes_are_matched_by_name_and_what_is_not_scored_is_counted():
 
 
 def test_rows_without_a_score_are_counted_and_not_right():
-    scores = np.array([[[1.0, 0.0], [np.nan, np.nan], [0.0, 1.0]]])
-    m = measured(scores, np.array([0, 0, 0]))
+    m = measured(np.array([[[1.0, 0.0], [np.nan, np.nan], [0.0, 1.0]]]), np.array([0, 0, 0]))
     assert m.all.rows == 2
     assert m.all.right == 1
     assert m.unscored == 1

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 from arrays import embeddings, ingested
-from command import fedcache, ok
+from command import data_of, fedcache, ok
 from draws import FULL
-from failing_command import must_fail
+from failing_command import must_fail, must_fail_machine
 from federation import VARIANTS, scaled, small
 from made_path import place_of
 from pictures import folder, picture
@@ -53,7 +53,7 @@ def images(root):
 
 
 def said_by_predict(run, paths):
-    return [(row["class"], row["probability"]) for row in ok("predict", run, *paths).data["rows"]]
+    return [(row["class"], row["probability"]) for row in data_of("predict", run, *paths)["rows"]]
 
 
 @pytest.mark.slow
@@ -134,7 +134,7 @@ def test_tensors_and_estimator_of_a_linear_head(home, tmp_path):
     store = next((root / "home/stores").glob("*.zarr"))
     ok(f"export {tmp_path}/features.npz --store {store}")
     x, _ = fc.Store.open(store).Xy(["glyph-clip", "random-projection"], split=None)
-    rows = ok(f"predict {runs['one']} --embeddings {tmp_path}/features.npz").data["rows"]
+    rows = data_of(f"predict {runs['one']} --embeddings {tmp_path}/features.npz")["rows"]
     made = joblib.load(tmp_path / "m.joblib")
     assert list(made.predict(x)) == [row["class"] for row in rows]
     found = made.predict_proba(x.astype(np.float64)).max(-1)
@@ -188,9 +188,9 @@ def test_embeddings_of_no_known_backbone_are_exported_as_a_head(tmp_path, monkey
     assert fedcache(f"predict {run} {tmp_path}/a.png").code == 4
     x, *_ = embeddings()
     np.save(tmp_path / "x.npy", x)
-    found = ok(f"export-model {run} -o {tmp_path}/m").data
+    found = data_of(f"export-model {run} -o {tmp_path}/m")
     assert [i["kind"] for i in found["inputs"]] == ["features"]
-    rows = ok(f"predict {run} --embeddings {tmp_path}/x.npy").data["rows"]
+    rows = data_of(f"predict {run} --embeddings {tmp_path}/x.npy")["rows"]
     lines = said_by_script(tmp_path / "m", [tmp_path / "x.npy"], monkeypatch)
     assert [name for _, name, _ in lines] == [row["class"] for row in rows]
     found = np.array([float(p) for *_, p in lines])
@@ -218,7 +218,7 @@ def said_by_script(place, paths, monkeypatch, lost=()):
 
 def test_without_the_extra_no_graph_is_written(home, tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    must_fail("fedcache[export]", f"export-model {home[1]['one']} -o {tmp_path}/m.onnx", code=6)
+    must_fail_machine("fedcache[export]", f"export-model {home[1]['one']} -o {tmp_path}/m.onnx")
     assert not list(tmp_path.glob("m.*"))
 
 

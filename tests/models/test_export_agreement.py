@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 import pytest
-from command import ok
+from command import data_of, ok
 from draws import FULL
 from made_path import place_of
 from opened import open_dataset
@@ -84,7 +84,7 @@ def home(tmp_path_factory):
 def answers_of_others(images, run, work, features):
     """Of the folder, the graph and the estimator in a process that has no fedcache; and what export-model says."""
     ok(f"export-model {run} -o {work}/m")
-    said = ok(f"export-model {run} -o {work}/m.onnx").data
+    said = data_of(f"export-model {run} -o {work}/m.onnx")
     ok(f"export-model {run} -o {work}/m.joblib")
     np.save(work / "x.npy", features)
     (work / "others.py").write_text(OTHERS)

@@ -1,7 +1,5 @@
 """Every method in every format: what others read there predicts what the model predicts, or it is refused by name."""
 
-from __future__ import annotations
-
 import runpy
 import shutil
 import sys
@@ -158,8 +156,7 @@ def test_the_script_of_a_folder_reads_an_image_as_fedcache_does(
     exif = Image.Exif()
     exif[0x0112] = 6  # turned
     g = np.random.default_rng(0)
-    drawn = Image.fromarray(g.integers(0, np.iinfo(dtype).max, shape, dtype=dtype))
-    drawn.save(path, exif=exif)
+    Image.fromarray(g.integers(0, np.iinfo(dtype).max, shape, dtype=dtype)).save(path, exif=exif)
     given = {} if words["resize"] == "none" else words
     recipe = Recipe(backbone="b", weights="none", size=12, **given)
     how = {"height": 12, "width": 12, "crop_pct": 1.0, "interpolation": "bicubic", **words}

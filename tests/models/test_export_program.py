@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from arrays import normals
 from draws import one_of_each
 from federation import VARIANTS, cases, fitted, go_tiny, ids, tiny
 from methods_tried import tried
@@ -141,7 +142,7 @@ def test_which_methods_are_linear(name):
 def test_the_estimator_reads_features_as_the_model_does(feat_post):
     """Classes are sorted by name, as scikit-learn has them, and probabilities are the model's; of two backbones."""
     saved = ridge_model()
-    raw = np.random.default_rng(1).standard_normal((50, 1, 5)).astype(np.float32) * 3 + 1
+    raw = normals(1, 50, 1, 5) * 3 + 1
     _, scaling = prepare_features([raw], feat_post, np.arange(50))
     tensors = dict(saved.tensors)
     if scaling is not None:
@@ -175,7 +176,7 @@ def test_an_estimator_of_two_classes():
         for k, t in saved.tensors.items()
     }
     cut = Predictor((SavedModel(replace(saved.facts, classes=("no", "yes")), two),))
-    x = np.random.default_rng(2).standard_normal((20, 5)).astype(np.float32)
+    x = normals(2, 20, 5)
     assert others_agree(cut, x, cut.probabilities(x), [0, 1]).coef_.shape == (1, 5)
 
 
@@ -199,16 +200,15 @@ def test_the_model_of_a_client_that_has_some_columns_reads_only_these():
     """The head of columns 0, 1, 3 and 4 of five: as a model, as a program and as an estimator of all five."""
     saved = ridge_model()
     held = [0, 1, 3, 4]
-    columns = ((0, 2), (3, 5))
     tensors = {
         k: t[:, held].contiguous() if t.shape == (3, 5) else t for k, t in saved.tensors.items()
     }
     assert any(t.shape == (3, 4) for t in tensors.values())
-    facts = replace(saved.facts, overrides={-1: ClientOverrides(columns, {})})
+    facts = replace(saved.facts, overrides={-1: ClientOverrides(((0, 2), (3, 5)), {})})
     again = ModelFacts.from_dict(json.loads(json.dumps(facts.to_dict())))
     assert again.overrides == facts.overrides
     predictor = Predictor((SavedModel(facts, tensors),))
-    x = np.random.default_rng(3).standard_normal((20, 5)).astype(np.float32)
+    x = normals(3, 20, 5)
     made = others_agree(predictor, x, predictor.probabilities(x), [0, 1, 2])
     assert np.array_equal(made.coef_[:, 2], np.zeros(3))
 

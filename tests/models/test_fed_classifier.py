@@ -94,18 +94,23 @@ def test_every_method_on_features_fits_and_predicts_its_own_labels(name):
     assert found.decision_function(X, given).shape == (90, 3)
 
 
+def no_fit(said, *args, **options):
+    """Such a classifier refuses to be fitted with these words."""
+    refused(lambda: FedClassifier(*args, **options).fit(np.eye(4), [0, 1, 0, 1]), said)
+
+
 @pytest.mark.parametrize("name", tried(sorted(set(METHODS) - set(ON_FEATURES))))
 def test_a_method_that_reads_more_than_features_is_refused_by_name(name):
-    refused(lambda: FedClassifier(name).fit(np.eye(4), [0, 1, 0, 1]), f"{name} also needs")
+    no_fit(f"{name} also needs", name)
 
 
 @pytest.mark.parametrize("clients", [0, -1])
 def test_a_number_of_clients_below_one_is_refused(clients):
-    refused(lambda: FedClassifier(clients=clients).fit(np.eye(4), [0, 1, 0, 1]), f"is {clients}")
+    no_fit(f"is {clients}", clients=clients)
 
 
 def test_a_temperature_of_zero_is_refused():
-    refused(lambda: FedClassifier(temperature=0.0).fit(np.eye(4), [0, 1, 0, 1]), "temperature")
+    no_fit("temperature", temperature=0.0)
 
 
 def test_it_predicts_what_the_engine_predicts():
@@ -138,8 +143,7 @@ def test_a_personal_method_asks_whose_model_and_a_method_of_ones_own_is_taken():
     X, y = load_digits(return_X_y=True)
     X = X[:120] / 16.0
     y = y[:120]
-    groups = np.arange(120) % 2
-    found = FedClassifier("solo", small("solo"), 2).fit(X, y, groups=groups)
+    found = FedClassifier("solo", small("solo"), 2).fit(X, y, groups=np.arange(120) % 2)
     refused(lambda: found.predict(X), "groups")
     named, own = (
         FedClassifier(method).fit(X, y).predict(X)

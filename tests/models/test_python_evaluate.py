@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 import pytest
-from command import ok
-from made_path import place_of
+from command import data_of
+from made_path import extracted
 from pictures import folder
 from refusal import refused
 
@@ -14,8 +14,14 @@ import fedcache as fc
 
 def trained(place):
     """A store of two domains, each a client."""
-    images = folder(place / "shapes", train=6, test=5, classes=4, domains=("ink", "chalk"))
-    return place_of(f"extract -b random-projection --size 8 -d folder:{images}")
+    return extracted(
+        place,
+        "random-projection --size 8",
+        train=6,
+        test=5,
+        classes=4,
+        domains=("ink", "chalk"),
+    )
 
 
 @pytest.fixture
@@ -31,7 +37,7 @@ def run(store):
 def test_an_evaluation_is_that_of_the_command(store, run, tmp_path):
     found = fc.evaluate(run, store=store, split="test", temperature=0.1)
     words = f"evaluate --split test --temperature 0.1 {run.path} --store {store.path}"
-    (told,) = ok(words).data["runs"]
+    (told,) = data_of(words)["runs"]
     assert json.loads(json.dumps(found.to_dict())) == told
     assert found.accuracy == run.accuracy.mean == told["measures"]["accuracy"]
     saved = run.model().save(tmp_path / "m.safetensors")
@@ -48,7 +54,7 @@ def test_a_dataset_is_extracted_and_its_page_written_as_by_the_command(run, tmp_
     asked = {"split": "test", "with_images": True, "options": {"workers": 0}}
     found = fc.evaluate(run, other, out=mine, **asked)
     words = f"evaluate --split test --workers 0 --with-images {run.path} -d {other} -o {its}"
-    (told,) = ok(words).data["runs"]
+    (told,) = data_of(words)["runs"]
     assert json.loads(json.dumps(found.to_dict())) == told
     assert mine.read_bytes() == its.read_bytes()
     assert found.mistakes is not None
@@ -63,7 +69,7 @@ def test_a_new_clients_model_is_that_of_the_command(store, tmp_path):
     its = tmp_path / "b.safetensors"
     made = fc.personalise(run, site, mine, name="new", rounds=1, settings={"lr": 0.05})
     words = f"personalise --name new --rounds 1 --set lr=0.05 {run.path} --store {site.path}"
-    told = ok(f"{words} -o {its}").data
+    told = data_of(f"{words} -o {its}")
     assert mine.read_bytes() == its.read_bytes()
     assert {**json.loads(json.dumps(made.to_dict())), "path": told["path"]} == told
     X, y = site.Xy(split="test")

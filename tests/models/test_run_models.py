@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import numpy as np
 import pyarrow as pa
 import pytest
-from command import fedcache, ok
+from command import data_of, fedcache, ok
 from damage import flip_bit
-from failing_command import must_fail
+from failing_command import must_fail, must_fail_corrupt, must_fail_store
 from files_now import bytes_of
 from homes import made_once
 from made_path import extracted, place_of
@@ -54,7 +54,7 @@ def test_images_give_the_stored_accuracy_to_the_last_digit(store, tmp_path):
     root = folder(tmp_path / "shapes")  # the same images again
     rows = np.flatnonzero(held.split == 1)
     tests = [root / held.name[row] for row in rows]
-    images = ok(f"predict {run.name} --workers 0", *tests).data["rows"]
+    images = data_of(f"predict {run.name} --workers 0", *tests)["rows"]
     truth = np.array(held.classes)[held.label[rows]]
     assert np.mean(truth == [image["class"] for image in images]) == stored
 
@@ -78,7 +78,7 @@ def test_images_go_through_each_backbone_in_batches_of_the_size_that_its_feature
     images = [root / name for name in fc.Store.open(store).samples.name]
 
     def said(*words):
-        return [row["top"] for row in ok(f"predict {run}", *words).data["rows"]]
+        return [row["top"] for row in data_of(f"predict {run}", *words)["rows"]]
 
     rows = said("--store", store)
     assert said(*images, "--workers", 0) == rows
@@ -102,15 +102,15 @@ def test_a_flipped_bit_and_a_model_of_another_run_are_corruption(store):
     train = f"train --config {run / 'config.toml'}"
     again = f"{train} --fresh"
     for command in ("predict", "evaluate"):
-        must_fail(again, f"{command} {run} --store {store}", code=5)
-    must_fail("--fresh", train, code=5)
+        must_fail_corrupt(again, f"{command} {run} --store {store}")
+    must_fail_corrupt("--fresh", train)
     assert fedcache(f"predict {path} --store {store}").code == 5  # the file by itself too
     shutil.copy(model_file(other, 0), path)
     assert fedcache(f"predict {run} --store {store}").code == 5
     shutil.copytree(other / "models", run / "models", dirs_exist_ok=True)
     assert fedcache(f"predict {run} --store {store}").code == 5
     index.write_bytes(index.read_bytes()[:-9])
-    must_fail(again, f"predict {run} --store {store}", code=5)
+    must_fail_corrupt(again, f"predict {run} --store {store}")
     shutil.rmtree(run)
     shutil.copytree(other, run)
     assert fedcache(f"predict {run} --store {store}").code == 5
@@ -119,18 +119,18 @@ def test_a_flipped_bit_and_a_model_of_another_run_are_corruption(store):
 def test_the_model_of_the_first_seed_that_is_missing_is_not_replaced_by_that_of_another(store):
     run = place_of(f"{FED3R} --seeds 0,1")
     model_file(run, 0).unlink()
-    must_fail("seed-0.safetensors is missing", f"predict {run} --store {store}", code=5)
-    assert ok(f"predict {run} --store {store} --seed 1").data["rows"]
+    must_fail_corrupt("seed-0.safetensors is missing", f"predict {run} --store {store}")
+    assert data_of(f"predict {run} --store {store} --seed 1")["rows"]
 
 
 def test_a_run_without_a_model_names_the_command_that_trains_it_again(store):
     run = place_of(f"{FED3R} --no-model")
     assert not (run / "models").exists()
     command = f"train --config {run / 'config.toml'} --fresh"
-    must_fail(f"fedcache {command}", f"predict {run} --store {store}", code=4)
+    must_fail_store(f"fedcache {command}", f"predict {run} --store {store}")
     before = (run / "result.json").read_bytes()
     ok(command)
-    assert ok(f"predict {run} --store {store}").data["rows"]
+    assert data_of(f"predict {run} --store {store}")["rows"]
     # a result has the same bits with and without a model
     assert (run / "result.json").read_bytes() == before
 
@@ -141,7 +141,7 @@ def test_a_model_that_other_code_made_is_used_with_a_warning(store, tmp_path):
     for code, warned in ((model.facts.code, False), (before, True)):
         path = tmp_path / f"{code}.safetensors"
         replace(model, facts=replace(model.facts, code=code)).save(path)
-        warnings = ok(f"evaluate {path} --store {store}").envelope["warnings"]
+        warnings = ok(f"evaluate {path} --store {store}").warnings
         assert any(before[:8] in line for line in warnings) is warned
 
 
@@ -161,18 +161,18 @@ def test_a_grid_keeps_the_models_that_are_asked_for(store, keep, left):
     words = f"grid --method fedavg --sweep lr=0.0001,0.5,0.1 {IID} --rounds 2 --save-models {keep}"
 
     def with_models():
-        return [p for p in ok(words).data["points"] if (Path(p["path"]) / "models").exists()]
+        return [p for p in data_of(words)["points"] if (Path(p["path"]) / "models").exists()]
 
     kept = with_models()
     assert len(kept) == left
     assert [p["path"] for p in with_models()] == [p["path"] for p in kept]
     if keep == "best":
-        assert kept[0]["digest"] == ok(words).data["best"]["digest"]
+        assert kept[0]["digest"] == data_of(words)["best"]["digest"]
 
 
 def test_a_grid_keeps_the_model_of_a_run_that_is_two_points(store):
     """A method of one round has one run for every number of rounds."""
-    points = ok(f"grid --method fed3r --sweep rounds=1,2 {IID}").data["points"]
+    points = data_of(f"grid --method fed3r --sweep rounds=1,2 {IID}")["points"]
     (path,) = {p["path"] for p in points}
     assert (Path(path) / "models/models.json").is_file()
 
@@ -202,7 +202,7 @@ def test_a_save_that_fails_leaves_no_result_and_the_run_goes_on_from_there(store
     model_file(run, 1).write_bytes(whole[:100])  # torn: its seed begins again
     assert place_of(f"{FEDPCL} --seeds 0,1") == run
     assert model_file(run, 0).read_bytes() == whole
-    assert ok(f"predict {run} --seed all --client client-0 --store {store}").data["rows"]
+    assert data_of(f"predict {run} --seed all --client client-0 --store {store}")["rows"]
 
 
 def test_weights_that_are_not_those_of_the_model_are_refused(store, tmp_path):
@@ -223,9 +223,9 @@ def test_features_of_another_recipe_are_told_with_the_command_that_makes_those_o
     images = folder(tmp_path / "other", train=2, test=2)
     words = "extract --backbones random-projection --workers 0 --recipe size=16 --dataset"
     other = place_of(f"{words} folder:{images}")
-    error = must_fail("size 16 instead of 32", f"predict {run} --store {other}", code=4)
+    error = must_fail_store("size 16 instead of 32", f"predict {run} --store {other}")
     ok(*shlex.split(error["hint"])[1:], "--workers", 0)
-    assert len(ok(f"predict {run} --store {other}").data["rows"]) == 12
+    assert len(data_of(f"predict {run} --store {other}")["rows"]) == 12
 
 
 @pytest.mark.slow
@@ -288,8 +288,7 @@ def test_predictions_are_not_written_over_what_they_are_made_of(store, tmp_path)
         must_fail("", f"predict {run} {words}")
     assert bytes_of(run) == before
     assert mine.read_bytes() == features
-    rows = ok(f"predict {run} --embeddings {mine} -o {run}/new.parquet").data["rows"]
-    assert len(rows) == len(x)
+    assert len(data_of(f"predict {run} --embeddings {mine} -o {run}/new.parquet")["rows"]) == len(x)
 
 
 def test_an_exported_model_is_not_written_over_the_model(store, tmp_path):
@@ -312,9 +311,9 @@ def test_a_model_file_has_the_one_seed_that_it_holds(store):
     for seed in (0, "all"):
         must_fail("seed 1", f"predict {file} --store {store} --seed {seed}")
     refused(lambda: fc.load_model(file, seed=0), "seed 1")
-    named = ok(f"predict --seed 1 {file} --store {store}").data["rows"]
+    named = data_of(f"predict --seed 1 {file} --store {store}")["rows"]
     for model in (file, f"--seed 1 {run}"):
-        assert named == ok(f"predict {model} --store {store}").data["rows"]
+        assert named == data_of(f"predict {model} --store {store}")["rows"]
 
 
 def test_a_client_whose_model_was_not_saved_is_told_from_one_that_is_not_there(store):

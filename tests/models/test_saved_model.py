@@ -11,9 +11,7 @@ from fedcache.federate.engine.evaluate import predict_rows
 from fedcache.federate.methods import METHODS
 from fedcache.models.saved_model import ModelFacts, SavedModel, collect
 
-
-def pytest_generate_tests(metafunc):
-    parametrize(metafunc)
+pytest_generate_tests = parametrize
 
 
 def facts_of(out, data):
@@ -50,9 +48,8 @@ def rows_of(model, data, rows):
 
 def check_saved(case, data, clients, execution, path):
     """Train, save, load, and predict every row that was scored."""
-    method = METHODS[case[0]]
     out = go_tiny(*case, data, clients, execution=execution)
-    data = fitted(method, data)
+    data = fitted(METHODS[case[0]], data)
     collect(out, facts_of(out, data), data, None).model.save(path)
     model = SavedModel.load(path)
 

@@ -72,7 +72,7 @@ def test_blocks_of_rows_change_no_prediction_and_no_measure(
             ok(f"evaluate {run} {words}") for words in (f"--embeddings {path}", "-d e --split all")
         ]
         of_file, of_store = (answer.data["runs"][0] for answer in both)
-        warnings = [answer.envelope["warnings"] for answer in both]
+        warnings = [answer.warnings for answer in both]
         assert of_file["left_out"]["unreadable"] == 1
         likely = [p for row in rows for _, p in row["top"]]
         close = [m[key] for m in (of_file["measures"], of_store["measures"]) for key in APPROXIMATE]
