@@ -39,11 +39,10 @@ def test_clients_models_that_are_scored_on_classes_they_have_not_seen_say_so(own
 
 def test_a_global_model_matched_tests_and_clients_with_most_classes_say_nothing_of_unseen_ones():
     few = {"per_client": [2.0, 2.0]}
-    most = {"per_client": [9.0, 10.0, 2.0]}
     for fine in (
         result(**few),
         result(protocol="personalised", tests="matched", **few),
-        result(protocol="personalised", **most),
+        result(protocol="personalised", per_client=[9.0, 10.0, 2.0]),
         result(protocol="everywhere", **few),  # on all rows is what that protocol asks
     ):
         assert caution_lines(fine) == []

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from command import ok
+from command import data_of, ok
 from fake_grid import grid_of
 from small_sites import sharded
 
@@ -37,7 +37,7 @@ def runs(once):
 
 @pytest.mark.usefixtures("runs")
 def test_a_report_keeps_claimed_figures_apart_and_says_what_they_are(tmp_path):
-    first = ok("runs list --state finished").data["entries"]
+    first = data_of("runs list --state finished")["entries"]
     kept = [e["path"] for e in first if e["method"] == "fed3r"]  # four settings
     ok("report", *kept, "-o", tmp_path / "page.html", "--embed", "none")
     sections = (tmp_path / "page.html").read_text().split("<section id=")[1:]
@@ -54,7 +54,7 @@ def test_a_report_keeps_claimed_figures_apart_and_says_what_they_are(tmp_path):
 @pytest.mark.parametrize("claimed", [True, False])
 def test_python_says_which_figures_are_claimed(claimed):
     entry = next(
-        e for e in ok("runs list --state finished").data["entries"] if e["claimed"] == claimed
+        e for e in data_of("runs list --state finished")["entries"] if e["claimed"] == claimed
     )
     run = Run(Path(entry["path"]), read_result(Path(entry["path"]) / "result.json"), {})
     assert run.claimed == claimed
@@ -68,7 +68,7 @@ def test_python_says_which_figures_are_claimed(claimed):
 
 @pytest.mark.usefixtures("runs")
 def test_a_comparison_never_pairs_claimed_with_measured_figures():
-    found = ok("compare").data["comparisons"]
+    found = data_of("compare")["comparisons"]
     assert len(found) == 4
     for table in found:
         assert len(table["treatments"]) == len(METHODS)
@@ -80,13 +80,13 @@ def test_a_comparison_never_pairs_claimed_with_measured_figures():
 
 @pytest.mark.usefixtures("runs")
 def test_claimed_figures_are_left_out_of_means_over_settings():
-    found = ok("compare --over settings").data
+    found = data_of("compare --over settings")
     (table,) = found["comparisons"]
     assert len(table["blocks"]) == 2
     assert not any("claim" in block for block in table["blocks"])
     assert len(found["left_out"]) == 4
     alone = [left["path"] for left in found["left_out"]]
-    (own,) = ok("compare", *alone, "--over", "settings").data["comparisons"]
+    (own,) = data_of("compare", *alone, "--over", "settings")["comparisons"]
     assert all("as reported by the sites" in block for block in own["blocks"])
 
 

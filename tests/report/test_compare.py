@@ -4,7 +4,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from command import ok
+from command import data_of, ok
 from failing_command import must_fail
 from heard import Heard
 from hypothesis import given, settings
@@ -357,7 +357,7 @@ def test_the_complete_part_of_a_table_by_hand():
 
 
 def test_the_command_gives_the_numbers_of_scipy(three, tmp_path):
-    (made,) = ok(f"compare --plot {tmp_path}/ranks.svg").data["comparisons"]
+    (made,) = data_of(f"compare --plot {tmp_path}/ranks.svg")["comparisons"]
     assert (tmp_path / "ranks.svg").read_text().count("fed3r")
     assert [t["name"] for t in made["treatments"]] == ["fed3r", "fedprox", "fedavg"]
     assert made["treatments"][0]["mean"] == pytest.approx(FOUR[0][:6].mean())
@@ -368,7 +368,7 @@ def test_the_command_gives_the_numbers_of_scipy(three, tmp_path):
     assert made["ranking"]["p"] == pytest.approx(
         stats.friedmanchisquare(*FOUR[[0, 2, 3], :6]).pvalue
     )
-    (made,) = ok("compare --test wilcoxon --against aa --score macro_f1").data["comparisons"]
+    (made,) = data_of("compare --test wilcoxon --against aa --score macro_f1")["comparisons"]
     expected = [
         float(stats.wilcoxon(FOUR[3][:6], row).pvalue) for row in (FOUR[0][:6], FOUR[2][:6])
     ]
@@ -379,11 +379,11 @@ def test_settings_are_never_averaged_unless_they_are_blocks(three):
     write("dd04", "fedavg", [0.2, 0.3], partition="p1")
     write("ee05", "fed3r", [0.4, 0.6], partition="p1")
     write("ff06", "fed3r", [0.4, 0.6], dataset="other")
-    done = ok("compare").data
+    done = data_of("compare")
     assert [c["setting"] for c in done["comparisons"]] == ["shapes, p0", "shapes, p1"]
     assert "only one run, fed3r (ff06)" in done["sentences"][1]
     assert "so there is one table for each" in done["sentences"][0]
-    (made,) = ok("compare --over settings --score worst40").data["comparisons"]
+    (made,) = data_of("compare --over settings --score worst40")["comparisons"]
     assert made["blocks"] == ["shapes, p0", "shapes, p1"]
     means = {t["name"]: t["values"] for t in made["treatments"]}
     assert means["fed3r"] == pytest.approx([FOUR[0][:6].mean(), 0.5])
@@ -460,7 +460,7 @@ def test_a_table_of_both_kinds_of_models_takes_one_score_and_says_which():
 
 
 def test_one_run_no_common_seed_and_no_accuracy_cannot_be_compared():
-    assert ok("compare").data["comparisons"] == []
+    assert data_of("compare")["comparisons"] == []
     write("aa", "fedavg", [0.1, 0.2])
     write("bb", "fed3r", [0.3], seeds=[7])
     write("cc", "solo", [None, None])

@@ -87,9 +87,8 @@ def test_curves_are_means_over_the_rounds_that_all_seeds_have(drawn):
 
 def test_the_front_of_accuracy_against_bytes_by_hand(drawn):
     def sent(up, down, mean, seeds=1, **more):
-        exact = {"up_bytes": up, "down_bytes": down}
         return stored(
-            traffic={"exact": exact},
+            traffic={"exact": {"up_bytes": up, "down_bytes": down}},
             accuracy={"mean": mean, "per_seed": [mean]},
             seeds=list(range(seeds)),
             **more,
@@ -238,8 +237,7 @@ def test_the_agreement_of_backbones_is_the_cka_of_unit_rows(drawn):
     place = features_of(
         PLANE, [0] * 10, [(rows, []), ([0, 2, 3], []), ([0, 2, 6, 3, 1], [])], other=other
     )
-    made = figure_data.agreement("a", place)
-    value = {(row[0], row[1]): float(row[2]) for row in made.rows}
+    value = {(row[0], row[1]): float(row[2]) for row in figure_data.agreement("a", place).rows}
     assert value == pytest.approx({("near", "c0"): 1.0, ("near", "c2"): 1.0}, abs=1e-6)
     assert drawn.ticks() == (["c0", "c1", "c2"], ["near", "l"])
 

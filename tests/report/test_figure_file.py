@@ -4,8 +4,7 @@ import re
 
 import pytest
 from command import fedcache, ok
-from made_path import place_of
-from pictures import folder
+from made_path import extracted
 
 from fedcache.report.page import LISTED
 
@@ -14,11 +13,10 @@ from fedcache.report.page import LISTED
 def runs(once, own_home):
     """Two methods, one of them over eight points, on a partition whose clients have rows of their own."""
 
-    def extracted(place):
-        images = folder(place / "shapes", test=6)
-        return place_of(f"extract --dataset folder:{images} --backbones random-projection --size 8")
+    def made(place):
+        return extracted(place, "random-projection --size 8", test=6)
 
-    store = once(extracted)
+    store = once(made)
     ok(
         "partition --scheme dirichlet --alpha 1 --clients 5 --option test_protocol=matched --name own"
     )
@@ -47,7 +45,7 @@ def test_every_kind_is_drawn_or_says_what_it_takes(runs, tmp_path):
             assert b"/Type3" not in raw
         else:
             assert done.code == 2
-            assert "needs" in str(done.envelope["error"])
+            assert "needs" in str(done.error)
     # Both methods are right on every row here, and three seeds give no ranks.
     assert set(LISTED) - set(drawn) == {"ranks", "settings", "confusion-difference"}
     assert runs.is_dir()
@@ -59,8 +57,7 @@ def test_a_figure_is_as_wide_as_a_column_or_two_and_comes_again_byte_by_byte(run
         out = tmp_path / f"{columns}.svg"
         ok("figure clients -o", out, "--columns", columns, "--runs", runs)
         text = out.read_text()
-        wide = re.search(r'width="([\d.]+)pt"', text)
-        assert float(wide[1]) == pytest.approx(72 * width)
+        assert float(re.search(r'width="([\d.]+)pt"', text)[1]) == pytest.approx(72 * width)
         assert "<text" not in text, "letters are outlines"
         ok("figure clients -o", tmp_path / "again.svg", "--columns", columns)
         assert (tmp_path / "again.svg").read_text() == text
@@ -78,5 +75,5 @@ def test_wrong_words_are_answered(words, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = fedcache(f"figure {words} --json")
     assert done.code == 2
-    assert re.search(said, str(done.envelope["error"]))
+    assert re.search(said, str(done.error))
     assert list(tmp_path.glob("*.pdf")) == []

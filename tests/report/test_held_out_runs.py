@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import ok
+from command import data_of, ok
 from homes import made_once
 from refusal import refused
 from test_merge_seeds import run
@@ -55,8 +55,7 @@ def test_the_group_is_all_values_of_one_column_and_its_mean_is_over_them():
     assert {name: mean_over_values(a) for name, a in group.accuracies().items()} == pytest.approx(
         {"fedavg": 0.55, "fedprox": 0.5}
     )
-    lacking = held_out_groups(runs[:-1])[0].accuracies()["fedprox"]
-    assert mean_over_values(lacking) is None
+    assert mean_over_values(held_out_groups(runs[:-1])[0].accuracies()["fedprox"]) is None
 
 
 def test_the_value_stands_in_the_name_of_the_setting_for_every_partition_is_called():
@@ -102,29 +101,29 @@ home = made_once(trained)
 @pytest.mark.slow
 @pytest.mark.usefixtures("home")
 def test_list_compare_report_card_and_page_name_the_value_and_the_list_has_the_mean(tmp_path):
-    listed = ok("runs list method:fed3r")
-    assert {tuple(e["hold_out"]) for e in listed.data["entries"]} == {(v,) for v in VALUES}
-    (group,) = listed.data["held_out"]
+    listed = data_of("runs list method:fed3r")
+    assert {tuple(e["hold_out"]) for e in listed["entries"]} == {(v,) for v in VALUES}
+    (group,) = listed["held_out"]
     (row,) = group["rows"]
     assert row["mean"] == pytest.approx(np.mean(list(row["accuracy"].values())))
-    (table,) = ok("compare").data["comparisons"]
+    (table,) = data_of("compare")["comparisons"]
     assert table["over"] == HELD_OUT
     means = {t["name"]: t["mean"] for t in table["treatments"]}
     assert means["fed3r"] == pytest.approx(row["mean"])
-    grid = ok("grid fed3r --by site --hold-out each").data["held_out"][0]
+    grid = data_of("grid fed3r --by site --hold-out each")["held_out"][0]
     assert grid["mean"] == pytest.approx(row["mean"])
     ok(f"report -o {tmp_path}/r.html")
     first = (tmp_path / "r.html").read_text().partition('<details id="held-out"')[0]
     assert first.count('class="verdict"') == 1, (
         "one answer for the group; those of each value are folded"
     )
-    for entry in listed.data["entries"]:
+    for entry in listed["entries"]:
         assert read_run(Path(entry["path"]))["hold_out"] == entry["hold_out"]
 
 
 @pytest.mark.usefixtures("home")
 def test_the_best_model_of_each_method_is_kept_for_each_value():
-    entries = ok("runs list").data["entries"]
+    entries = data_of("runs list")["entries"]
     with_model = [(e["method"], *e["hold_out"]) for e in entries if e["model_bytes"]]
     assert sorted(with_model) == sorted(
         (m, v) for m in ("fed3r", "fedncm", "fedavg") for v in VALUES
@@ -134,8 +133,7 @@ def test_the_best_model_of_each_method_is_kept_for_each_value():
 @pytest.mark.usefixtures("home")
 def test_the_mean_over_seeds_and_values_of_two_grids_with_other_seeds():
     ok("grid fedavg --by site --hold-out each --rounds 1 --set lr=0.1 --seeds 3,1")
-    tables = fc.compare("method:fedavg").tables
-    (row,) = [t for t in tables[0].treatments if "0.1" in t.name]
+    (row,) = [t for t in fc.compare("method:fedavg").tables[0].treatments if "0.1" in t.name]
     assert len(row.known) == 4
 
 

@@ -138,8 +138,7 @@ def test_a_preset_of_the_same_hyperparameters_is_the_same_run():
 
 def test_seeds_are_paired_by_number_and_a_run_without_draws_with_every_seed():
     one = run("a", some(3, 1, 0))
-    other = run("b", some(0, 2, 3), "fedprox")
-    assert paired_seeds(one, other) == [(3, 3), (0, 0)]
+    assert paired_seeds(one, run("b", some(0, 2, 3), "fedprox")) == [(3, 3), (0, 0)]
     assert paired_seeds(fixed(0), one) == [(0, 0), (0, 3), (0, 1)]
     assert paired_seeds(one, fixed(7)) == [(3, 7), (1, 7), (0, 7)]
     assert common_seeds(one, fixed(7)) == [3, 1, 0]
@@ -204,9 +203,7 @@ def test_a_run_of_one_seed_without_draws_is_compared_over_all_seeds_of_the_other
 
 
 def test_a_difference_over_some_seeds_says_which_and_the_table_has_the_full_means():
-    one = run("a", some(3, 1, 0, 4))
-    other = run("b", {0: 0.7, 2: 0.6, 3: 0.65}, "fedprox")
-    made = comparison(one, other)
+    made = comparison(run("a", some(3, 1, 0, 4)), run("b", {0: 0.7, 2: 0.6, 3: 0.65}, "fedprox"))
     means = {"fedavg": np.mean([BY_SEED[s] for s in (3, 1, 0, 4)]), "fedprox": 0.65}
     assert {t.name: t.mean for t in made.treatments} == pytest.approx(means)
     (pair,) = made.pairs

@@ -7,7 +7,7 @@ from html import unescape
 
 import numpy as np
 import pytest
-from command import ok
+from command import data_of, ok
 from draws import examples
 from failing_command import must_fail
 from homes import made_once
@@ -76,7 +76,7 @@ def page_of(tmp_path, *words):
 
 @pytest.mark.slow
 def test_the_most_confident_mistakes_of_one_model_with_their_images(store, tmp_path):
-    run = ok(f"train --method fed3r --preset paper {IID}").data
+    run = data_of(f"train --method fed3r --preset paper {IID}")
     assert "<img" not in page_of(tmp_path)  # nobody asked
     text = page_of(tmp_path, "--with-images")
     found = shown(text)
@@ -95,7 +95,7 @@ def test_the_most_confident_mistakes_of_one_model_with_their_images(store, tmp_p
 def test_of_clients_own_models_each_is_asked_about_its_own_rows(store, tmp_path):
     ok(f"partition --store {store} --scheme dirichlet --clients 4 --alpha 1 --name four")
     words = "--partition four --participation all --rounds 2 --set batch=4 --seeds 0,1"
-    run = ok(f"train --method fedrep {words}").data
+    run = data_of(f"train --method fedrep {words}")
     held = Store.open(store)
     expected = []
     parts = load_partition(held, "four").to_payload()
@@ -131,11 +131,9 @@ def test_a_dataset_that_has_moved_is_named_and_a_changed_image_is_not_shown(tmp_
 @pytest.mark.slow
 @pytest.mark.usefixtures("store")
 def test_images_of_a_private_run_are_refused_and_those_of_a_simulation_shown(store, tmp_path):
-    simulated = ok(f"train --method fedavg --rounds 1 {IID} {PRIVATE} --dp-seed 0").data["path"]
+    simulated = place_of(f"train --method fedavg --rounds 1 {IID} {PRIVATE} --dp-seed 0")
     assert shown(page_of(tmp_path, simulated, "--with-images"))
-    private = ok(f"train --method fedavg --rounds 1 {IID} {PRIVATE} --dp-allow evaluation").data[
-        "path"
-    ]
+    private = place_of(f"train --method fedavg --rounds 1 {IID} {PRIVATE} --dp-allow evaluation")
     model = f"{private}/models/seed-0.safetensors"
     for words in (
         f"report {private}",
@@ -148,11 +146,11 @@ def test_images_of_a_private_run_are_refused_and_those_of_a_simulation_shown(sto
 
 @pytest.mark.slow
 def test_evaluate_shows_mistakes_on_another_dataset(store, tmp_path):
-    run = ok(f"train --method fed3r --preset paper {IID}").data["path"]
+    run = data_of(f"train --method fed3r --preset paper {IID}")["path"]
     other = folder(tmp_path / "other", train=1, test=6, classes=6)
     page = tmp_path / "e.html"
     words = f"evaluate {run} -d folder:{other} --workers 0 --split test"
-    told = ok(f"{words} --with-images -o {page}").data["runs"][0]["measures"]
+    told = data_of(f"{words} --with-images -o {page}")["runs"][0]["measures"]
     found = shown(page.read_text())
     assert len(found) == min(24, told["rows"] - told["right"]) > 0
     for name, truth, predicted, _, _, image in found:

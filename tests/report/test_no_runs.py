@@ -2,7 +2,7 @@
 
 import pytest
 from command import fedcache
-from failing_command import must_fail
+from failing_command import must_fail_store
 
 WRITERS = {
     "report": ("report", "-o", "page.html"),
@@ -31,5 +31,5 @@ def test_no_file_is_written_of_no_run(words, runs, own_home, tmp_path):
 )
 def test_a_selection_without_a_run_is_the_error_of_a_home_without_runs(words, tmp_path):
     asked = [tmp_path / word if word.startswith("page.") else word for word in words]
-    must_fail("fed3r", *asked, "method:fed3r", code=4)
+    must_fail_store("fed3r", *asked, "method:fed3r")
     assert not list(tmp_path.glob("page.*"))

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from arrays import ingested
-from command import ok
+from command import data_of, ok
+from made_path import place_of
 from scipy import stats
 
 from fedcache.report.comparison import MOST_EXACT, row_difference, rows_of_run, sign_test
@@ -119,7 +120,7 @@ def test_intervals_cover_and_the_test_keeps_its_level():
 def test_a_comparison_has_both_spreads(tmp_path):
     ingested(tmp_path)
     ok("grid --method fed3r,fedncm,fedrep --scheme iid --clients 4 --rounds 2 --seeds 0")
-    (table,) = ok("compare --against fed3r").data["comparisons"]
+    (table,) = data_of("compare --against fed3r")["comparisons"]
     by = {pair["one"].split()[0]: pair["rows"] for pair in table["pairs"]}
     assert by["fedncm"]["test"] == "mcnemar"
     assert by["fedrep"]["test"] == "z"
@@ -140,7 +141,7 @@ def test_an_interval_is_of_the_seeds_that_are_compared():
 def test_a_comparison_of_a_run_with_drawn_clients_says_so(tmp_path):
     ingested(tmp_path)
     paths = [
-        ok("train --scheme iid --clients 4 --rounds 1 --method fedrep", *more).data["path"]
+        place_of("train --scheme iid --clients 4 --rounds 1 --method fedrep", *more)
         for more in ((), ("--eval-clients", 2))
     ]
     assert (

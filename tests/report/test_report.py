@@ -11,7 +11,7 @@ import sys
 from html.parser import HTMLParser
 
 import pytest
-from command import ok
+from command import data_of, ok
 from damage import flip_bit
 from failing_command import must_fail
 from homes import made_once
@@ -77,21 +77,21 @@ store = made_once(extracted)
 
 def made(tmp_path, *words):
     out = tmp_path / "r.html"
-    done = ok("report", *words, "-o", out)
+    done = data_of("report", *words, "-o", out)
     text = out.read_text(encoding="utf-8")
-    return Page(text), text, done.data
+    return Page(text), text, done
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("store")
 def test_a_report_is_whole_escaped_asks_for_nothing_and_has_the_results(tmp_path):
-    run = ok(
+    run = data_of(
         f"train --method fedavg --backbones random-projection {IID} --rounds 3 "
         "--eval-every 1 --seeds 0,1"
-    ).data
-    closed = ok(
+    )
+    closed = data_of(
         f"train --method fed3r --backbones random-projection,random-projection:16 {IID}"
-    ).data
+    )
     page, text, _ = made(tmp_path)
     assert "<img" not in text
     assert "&lt;img src=x onerror=alert(1)&gt;" in text
@@ -107,8 +107,7 @@ def test_a_report_is_whole_escaped_asks_for_nothing_and_has_the_results(tmp_path
     assert all(v[1:] in ids for v in links)
     assert made(tmp_path)[1] == text  # the same runs give the same bytes
     found = page.figures()
-    curves = found["s0-curves"][1:]
-    last = {int(s): float(a) for _, s, r, a in curves if r == "3"}
+    last = {int(s): float(a) for _, s, r, a in found["s0-curves"][1:] if r == "3"}
     assert [last[0], last[1]] == pytest.approx(run["accuracy"]["per_seed"], rel=1e-5)
     confusion = next(rows for i, rows in found.items() if "confusion" in i)[1:]
     # of equals fed3r, the first by name
@@ -132,9 +131,8 @@ def test_the_printed_command_gives_the_same_run(own_home):
     ok("partition --scheme iid --clients 3 --name mine")
     ok("train --method fed3r --backbones random-projection:16 --partition mine")
     for entry in gather([], own_home / "runs").entries:
-        found = store_behind(entry.path, entry.result)
-        words = shlex.split(command_of(entry, found.path.name))
-        again = ok(*words[1:]).data
+        words = shlex.split(command_of(entry, store_behind(entry.path, entry.result).path.name))
+        again = data_of(*words[1:])
         assert again["reused"], words
         assert again["digest"] == entry.result["digest"]
 
@@ -152,14 +150,12 @@ def test_what_cannot_be_shown_is_named_with_what_helps(tmp_path, own_home):
     assert told["left_out"] == 2
     assert damaged.name in text
     assert f"fedcache train --config {unfinished / 'config.toml'}" in text
-    listed = ok("runs list --state finished")
-    assert [e["name"] for e in listed.data["entries"]] == [whole.name]
+    assert [e["name"] for e in data_of("runs list --state finished")["entries"]] == [whole.name]
 
 
 @pytest.mark.slow
 def test_the_newest_of_runs_that_differ_in_the_code_alone_is_shown(tmp_path, store, own_home):
-    words = f"train --method fed3r --store {store.name} --backbones random-projection {IID}"
-    new = place_of(words)
+    new = place_of(f"train --method fed3r --store {store.name} --backbones random-projection {IID}")
     old = own_home / "runs" / ("0" * 16)
     shutil.copytree(new, old)
     result = read_result(old / "result.json")

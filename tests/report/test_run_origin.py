@@ -101,12 +101,11 @@ def test_the_command_of_a_run_word_for_word(config, store, result, words, tmp_pa
 
 def test_the_source_of_runs_is_the_store_the_partition_and_the_arrays_of_all_of_them(tmp_path):
     rng = np.random.default_rng(0)
-    y = np.arange(40) % 2
     arrays = {
         name: rng.normal(size=(40, d)).astype(np.float32)
         for name, d in (("a", 3), ("b", 4), ("c", 5))
     }
-    store = fc.Store.from_arrays(arrays, labels=y, name="mine")
+    store = fc.Store.from_arrays(arrays, labels=np.arange(40) % 2, name="mine")
     parts = fc.partition(store, "iid", clients=2)
     one, both = (fc.train("fed3r", store, parts, backbones=names) for names in (["a"], ["c", "a"]))
     entries = gather([one, both], tmp_path).entries
@@ -147,6 +146,5 @@ def test_the_store_behind_a_run_is_found_in_its_home_among_damaged_and_other_one
     for store in (meant, other):
         assert store_behind(run, {"dataset": store.dataset}).path == store.path
     place = meant.path.rename(own_home / "stores/z.zarr")
-    moved = store_behind(run, {"dataset": meant.dataset})
-    assert moved.path == place, "its name does not count"
+    assert store_behind(run, {"dataset": meant.dataset}).path == place, "its name does not count"
     assert store_behind(run, {"dataset": {"digest": "0" * 64}}) is None

@@ -123,8 +123,7 @@ def test_a_lead_over_the_second_alone_is_no_certainty_among_many():
     best = run("best", 0.92)
     second = run("second", 0.82)
     assert told(best, second).certainty == "Sure"
-    many = told(best, second, *(run(f"m{i:02}", 0.5) for i in range(19)))
-    assert many.certainty == "Not sure"
+    assert told(best, second, *(run(f"m{i:02}", 0.5) for i in range(19))).certainty == "Not sure"
 
 
 def test_equals_are_taken_as_in_a_grid_and_what_is_not_scored_comes_last():
