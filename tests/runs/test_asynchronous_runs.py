@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import ok
+from command import data_of
 from failing_command import must_fail
 from made_path import place_of
 
@@ -16,9 +16,9 @@ WORDS = f"--scheme iid --clients {M} --rounds 4 --participation 6 --set head=lin
 
 
 def test_an_asynchronous_run_is_another_run_and_says_what_was_simulated():
-    plain = ok(f"train --method fedavg {WORDS}").data
+    plain = data_of(f"train --method fedavg {WORDS}")
     assert "timing" not in plain
-    done = ok(f"train --method fedavg --asynchronous 3 --eval-every 2 --seeds 0,1 {WORDS}").data
+    done = data_of(f"train --method fedavg --asynchronous 3 --eval-every 2 --seeds 0,1 {WORDS}")
     assert done["digest"] != plain["digest"]
     timing = done["timing"]
     assert timing["asynchronous"] == 3
@@ -45,7 +45,7 @@ def test_the_configuration_of_an_asynchronous_run_runs_it_again(tmp_path):
         return place_of(f"train --method fedprox {words} {WORDS}")
 
     done = train(slow)
-    assert ok(f"train --config {done}/config.toml").data["reused"]
+    assert data_of(f"train --config {done}/config.toml")["reused"]
     moved = slow.rename(tmp_path / "moved.csv")
     assert train(moved) == done
     moved.write_text(moved.read_text().replace("client-00,1", "client-00,9"))
@@ -71,4 +71,4 @@ def test_what_does_not_go_with_asynchronous_rounds_is_answered(words, why):
 @pytest.mark.parametrize("method", ["scaffold", "fed3r", "solo", "central"])
 def test_methods_whose_uploads_cannot_wait_are_refused(method):
     must_fail(method, f"train --method {method} --asynchronous 2 --scheme iid --clients {M}")
-    assert ok(f"methods info {method}").data["asynchronous"] is False
+    assert data_of(f"methods info {method}")["asynchronous"] is False

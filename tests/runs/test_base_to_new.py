@@ -123,8 +123,9 @@ def test_trained_vectors_around_new_names_predict_as_prompts_that_are_put_togeth
     (v,) = trained
     after = towers.template.partition("{}")[2]
     tokens, end = towers.text.embed([name + after for name in opened.samples.classes[3:]])
-    length = tokens.shape[1]
-    prompts = torch.cat([tokens[:, :1], v.expand(3, -1, -1), tokens[:, 1:]], 1)[:, :length]
+    prompts = torch.cat([tokens[:, :1], v.expand(3, -1, -1), tokens[:, 1:]], 1)[
+        :, : tokens.shape[1]
+    ]
     with torch.no_grad():
         T = towers.text.encode(prompts, end + 3).numpy()
     X, y = new_rows(store)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import toy_store
 from arrays import ingested
-from command import ok
+from command import data_of, ok
 from made_path import extracted
 
 from fedcache.config import Home
@@ -30,7 +30,7 @@ def home(shapes):
 
 
 def listed(*words):
-    return {Path(g["path"]).name: g["kind"] for g in ok("gc", *words).data["garbage"]}
+    return {Path(g["path"]).name: g["kind"] for g in data_of("gc", *words)["garbage"]}
 
 
 @pytest.mark.parametrize("remover", ["gc", "ingest"])
@@ -88,13 +88,13 @@ def test_leftovers_are_listed_and_deleted_when_told(home):
     mine = home / f"runs/.y.{os.getpid()}.partial"
     mine.write_bytes(b"x")  # this process is alive
     assert listed() == {p.name: "leftovers" for p in made}
-    done = ok("gc --delete")
-    assert done.data["deleted"]
-    assert done.data["bytes"] == 1000 * len(made)
+    done = data_of("gc --delete")
+    assert done["deleted"]
+    assert done["bytes"] == 1000 * len(made)
     assert not any(p.exists() for p in made)
     assert mine.exists()
     assert verify(store).ok
-    assert ok("train --method fed3r --scheme iid --clients 2").data["reused"]
+    assert data_of("train --method fed3r --scheme iid --clients 2")["reused"]
 
 
 def test_a_store_that_is_written_and_a_damaged_one_are_left_alone(home):

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from command import ok
+from arrays import normals
+from command import data_of
 from refusal import refused
 
 import fedcache as fc
@@ -14,10 +15,9 @@ ROWS = 40
 
 @pytest.fixture
 def store(tmp_path):
-    rng = np.random.default_rng(0)
     names = [f"{i:02d}.png" for i in range(ROWS)]
     split = ["test" if i % 5 == 4 else "train" for i in range(ROWS)]
-    x = rng.normal(size=(ROWS, 4)).astype("f4")
+    x = normals(0, ROWS, 4)
     return fc.Store.from_arrays(
         {"mine": x}, labels=np.arange(ROWS) % 2, names=names, splits=split, path=tmp_path / "s.zarr"
     )
@@ -43,8 +43,7 @@ def test_a_dict_may_give_every_client_its_own_test_rows(store):
 
 
 def test_rows_to_choose_by_may_be_given_or_taken(store):
-    given = {"north": {"train": [0, 1], "validation": [4, 2]}, "south": [3, 5]}
-    made = fc.partition(store, given)
+    made = fc.partition(store, {"north": {"train": [0, 1], "validation": [4, 2]}, "south": [3, 5]})
     assert [c.validation.tolist() for c in made.clients] == [[2, 4], []]
     assert made.test.tolist() == list(range(9, ROWS, 5)), (
         "row 4 is of the test split, and is to choose by"
@@ -105,7 +104,7 @@ def test_clients_that_are_given_may_be_divided_again(store):
 def test_a_csv_names_rows_and_clients_in_any_order(store, tmp_path):
     lines = ["name,client", *(f"{i:02d}.png,{'ab'[i // 20]}" for i in reversed(range(ROWS)))]
     (tmp_path / "who.csv").write_text("\n".join(lines))
-    made = ok(f"partition --from {tmp_path}/who.csv --store {store.path}").data
+    made = data_of(f"partition --from {tmp_path}/who.csv --store {store.path}")
     assert [(c["name"], c["train"], c["test"]) for c in made["clients"]] == [
         ("a", 16, 4),
         ("b", 16, 4),

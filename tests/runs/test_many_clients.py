@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import fedcache, ok
+from command import data_of, fedcache, ok
 from damage import flip_bit
-from failing_command import must_fail
+from failing_command import must_fail, must_fail_machine
 from homes import made_once
 from made_path import place_of
 from pyarrow import parquet
@@ -55,23 +55,23 @@ def test_models_that_do_not_fit_into_memory_are_refused_before_anything_is_train
 ):
     words = f"--method perfedavg {WORDS} --set dim=128 --set batch=1 --set bn=false"
     for command in (f"grid {words} --sweep beta=0.1,0.2", f"train {words}"):
-        planned = ok(f"{command} --dry-run").data["programs"][0]["memory"]["total"]
+        planned = data_of(f"{command} --dry-run")["programs"][0]["memory"]["total"]
         # as much as training needs
         for name in ("free_memory", "free_memory_on"):
             monkeypatch.setattr(loop, name, lambda *_, needed=planned: needed)
-        must_fail("", f"{command} --save-clients all", code=Exit.ENVIRONMENT)
+        must_fail_machine("", f"{command} --save-clients all")
         assert not list(Home.from_environment().runs.glob("*/rounds.jsonl"))
     ok(f"train {words} --save-clients client-0001,client-0002")
 
 
 @pytest.mark.slow
 def test_many_clients_have_a_column_of_validation_accuracy(store):
-    done = ok(
+    done = data_of(
         f"train --method fedrep --seeds 0,1 --store many --scheme iid --clients {M - 150} --validation 0.4 "
         "--rounds 1 --participation 5 --set batch=1 --set bn=false"
     )
-    path = Path(done.data["path"])
-    found = done.data["validation"]
+    path = Path(done["path"])
+    found = done["validation"]
     # of 1,300 rows that train, 1,050 clients have one and 250 of them another
     assert found["rows"] == 250
     columns = client_columns(read_result(path / "result.json"), path)
@@ -116,7 +116,7 @@ def test_a_result_of_many_clients_has_their_columns_in_a_file(store, tmp_path):
 def test_a_run_of_many_clients_is_taken_up_and_its_file_is_a_promise(store):
     words = f"train --method fedavg {WORDS}"
     path = place_of(words)
-    assert ok(words).data["reused"]
+    assert data_of(words)["reused"]
     flip_bit(path / "clients.parquet")
     assert fedcache(words).code == Exit.CORRUPT
     corruption(lambda: client_columns(read_result(path / "result.json"), path), "clients.parquet")
@@ -146,7 +146,7 @@ def test_who_takes_part_is_part_of_a_run_and_of_the_configuration_that_runs_it_a
     said = read_result(path / "result.json")["participants"]
     assert said["client_sampling"] == "weighted"
     assert said["client_dropout"] == 0.1
-    assert ok(f"train --config {path}/config.toml").data["reused"]
+    assert data_of(f"train --config {path}/config.toml")["reused"]
     trace.write_text("client,first,last\nclient-0004,1,2\n")
     assert len({path, place_of(words), place_of(plain)}) == 3
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from arrays import ingested
-from command import ok
+from command import data_of
 from refusal import refused
 
 import fedcache as fc
@@ -81,7 +81,7 @@ def test_a_method_of_ones_own_trains_and_is_found_again(tmp_path, write):
     assert renamed.accuracy == known.accuracy
     assert renamed.path != known.path
     assert train(METHODS["fedavg"]).path == known.path, "the object that comes along is its name"
-    assert ok("gc --kind old-runs").data["garbage"] == []
+    assert data_of("gc --kind old-runs")["garbage"] == []
 
 
 @pytest.mark.slow

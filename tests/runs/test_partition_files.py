@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from arrays import small_store
-from command import fedcache, ok
+from command import data_of, fedcache, ok
 from damage import flip_bit
 from made_path import place_of
 from refusal import corruption, refused
@@ -55,14 +55,13 @@ def test_json_of_an_earlier_release_is_read_by_everything(store, tmp_path):
     assert make_partition(store, "dirichlet", name="old", **DIRICHLET).digest == made.digest
     assert files_of(store) == ["old.json"]
     where = f"--store {store.path}"
-    assert ok(f"inspect {store.path}").data["partitions"] == ["old"]
-    run = ok(f"train --method fed3r {where} -p old").data
-    assert run["partition"]["digest"] == made.digest
+    assert data_of(f"inspect {store.path}")["partitions"] == ["old"]
+    assert data_of(f"train --method fed3r {where} -p old")["partition"]["digest"] == made.digest
     ok(f"shard {where} -p old --out {tmp_path}/sites")
     ok(f"verify {store.path}")
     file = tmp_path / "old.json"
     file.write_bytes(canonical_json(made.to_payload()))
-    assert ok(f"train --method fed3r {where} -p {file}").data["reused"]
+    assert data_of(f"train --method fed3r {where} -p {file}")["reused"]
     other = make_partition(store, "dirichlet", name="old", **DIRICHLET, seed=1, replace=True)
     assert files_of(store) == ["old.partition"]
     assert load_partition(fc.Store.open(store.path), "old").digest == other.digest
@@ -86,14 +85,14 @@ def test_a_damaged_or_missing_file_is_found_and_forgotten_by_repair(store, place
 @pytest.mark.parametrize("name", ["mine.json", "mine.partition"])
 def test_a_partition_is_shared_as_a_file_of_either_form(store, tmp_path, name):
     where = f"--store {store.path}"
-    made = ok(f"partition {where} --scheme iid --clients 3 --out", tmp_path / name).data
+    made = data_of(f"partition {where} --scheme iid --clients 3 --out", tmp_path / name)
     raw = (tmp_path / name).read_bytes()
     assert raw.startswith(b"{" if name == "mine.json" else b"\x89FCARR1\n")
     train = f"train --method fed3r {where} -p {tmp_path / name}"
-    run = ok(train).data
+    run = data_of(train)
     assert run["partition"]["digest"] == made["digest"]
     (tmp_path / name).unlink()  # the run keeps the partition
-    assert ok("train --config", Path(run["path"]) / "config.toml").data["reused"]
+    assert data_of("train --config", Path(run["path"]) / "config.toml")["reused"]
     (tmp_path / name).write_bytes(raw[:-9])
     assert fedcache(train).code == Exit.CORRUPT
 
@@ -116,7 +115,7 @@ def test_a_run_of_an_earlier_release_keeps_its_partition_as_json(store):
     files[old.name] = file_digest(old.name, old.read_bytes())
     write_result(path / "result.json", {**result, "files": files})
 
-    assert ok(f"train --config {config}").data["reused"]
+    assert data_of(f"train --config {config}")["reused"]
     (entry,) = gather([path], path.parent).entries
     assert store_of_run([entry]).partition.digest == made.digest
     old.write_bytes(old.read_bytes().replace(b"client-0", b"client-9"))

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import fedcache, ok
+from arrays import normals
+from command import data_of, fedcache, ok
 from heard import Heard
 from refusal import refused, store_error
 
@@ -26,7 +27,7 @@ from fedcache.runs.partitions import (
 def store(labels=(0, 1) * 20, **changes):
     """40 rows of two classes, the first 30 of them for training."""
     split = np.where(np.arange(40) < 30, "train", "test")
-    x = np.random.default_rng(0).normal(size=(40, 5)).astype(np.float32)
+    x = normals(0, 40, 5)
     return fc.Store.from_arrays(
         {"a": x}, labels=labels, splits=split, classes=("cat", "dog"), **changes
     )
@@ -65,8 +66,7 @@ def test_rows_without_labels_are_refused_where_labels_are_read():
     need_labels(METHODS["clip-zs"], none, None)
     dealt = np.arange(10, 20)
     refused(lambda: need_labels(fed3r, partly, dealt), "5 of the 10", "--scheme dirichlet")
-    error = refused(lambda: need_labels(fed3r, none, None), "40 of the 40")
-    assert "--scheme" not in error.hint
+    assert "--scheme" not in refused(lambda: need_labels(fed3r, none, None), "40 of the 40").hint
 
 
 @pytest.mark.parametrize(
@@ -139,9 +139,9 @@ def test_a_name_of_other_rows_is_not_given_again_unless_that_is_said():
 def test_the_configuration_and_the_report_of_a_run_know_its_partition_by_its_rows(tmp_path):
     held = store()
     make_partition(held, "iid", clients=2, name="pp")
-    run = ok(f"train --store {held.path} --method fedncm --partition pp").data
+    run = data_of(f"train --store {held.path} --method fedncm --partition pp")
     config = Path(run["path"]) / "config.toml"
-    assert ok(f"train --config {config}").data["reused"]
+    assert data_of(f"train --config {config}")["reused"]
     make_partition(held, "iid", clients=3, name="pp", replace=True)
     assert fedcache(f"train --config {config} --json").code == Exit.STORE
     pinned = pinned_name("pp", run["partition"]["digests"][0])

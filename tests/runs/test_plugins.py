@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 from arrays import small_store
-from command import fedcache, ok
+from command import data_of, fedcache
 from homes import made_once
 from opened import open_dataset, peek
 from pictures import folder
@@ -126,7 +126,7 @@ store = made_once(small_store)
 
 
 def train(store, words):
-    return ok(f"train --store {store} --scheme iid --clients 4 {words}").data
+    return data_of(f"train --store {store} --scheme iid --clients 4 {words}")
 
 
 def test_a_method_of_a_package_trains_by_its_name_and_is_shown_as_from_outside(site, store):
@@ -137,7 +137,7 @@ def test_a_method_of_a_package_trains_by_its_name_and_is_shown_as_from_outside(s
         {"kind": "methods", "name": "outside-ncm", "package": "outside-pkg", "version": "1.2"}
     ]
     assert "plugins" not in own
-    listed = {m["name"]: m.get("origin") for m in ok("methods list").data["methods"]}
+    listed = {m["name"]: m.get("origin") for m in data_of("methods list")["methods"]}
     assert listed["outside-ncm"] == "outside-pkg 1.2"
     assert listed["fedncm"] is None
     assert listed["fedavg"] is None  # which the package cannot take
@@ -174,8 +174,8 @@ def test_scheme_executor_aggregator_and_tracker_of_a_package_are_used_by_name(
     assert robust["plugins"][0]["kind"] == "aggregators"
     train(store, f"{fedavg} --track outside-log:{tmp_path}")
     assert (tmp_path / "rounds.txt").read_text().split() == ["1", "2"]
-    dealt = ok(f"partition --store {store} --scheme outside-iid --clients 3")
-    assert dealt.data["scheme"] == "outside-iid"
+    dealt = data_of(f"partition --store {store} --scheme outside-iid --clients 3")
+    assert dealt["scheme"] == "outside-iid"
     assert "outside-iid" not in list(SCHEMES)
     assert "outside-loop" not in executors()
 
@@ -202,10 +202,8 @@ def test_a_kind_of_datasets_is_read_by_its_package(site, tmp_path):
     theirs = open_dataset(f"outside-pictures:{images}", memory=memory)
     assert theirs.digest == open_dataset(f"folder:{images}", memory=memory).digest
     assert peek(f"outside-pictures:{images}", memory=memory) == (theirs.slug, theirs.digest)
-    listed = [row["name"] for row in ok("datasets list").data["datasets"]]
-    assert "outside-pictures:REST" in listed
-    shown = ok(f"datasets info outside-pictures:{images}").data
-    assert "outside-pkg 1.2" in shown["about"]
+    assert "outside-pictures:REST" in [row["name"] for row in data_of("datasets list")["datasets"]]
+    assert "outside-pkg 1.2" in data_of(f"datasets info outside-pictures:{images}")["about"]
     refused(
         lambda: open_dataset("outside-nothing:x", memory=memory),
         "'outside-nothing' of outside-pkg 1.2",

@@ -10,7 +10,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from command import fedcache, ok
+from command import data_of, fedcache, ok
 from failing_command import must_fail
 from heard import Heard
 from made_path import place_of
@@ -49,25 +49,24 @@ def kept(done):
 
 
 def test_real_noise_must_be_asked_for_with_what_it_does_not_cover():
-    error = must_fail("--dp-allow evaluation", f"{TRAIN} --dp-noise 2")
-    assert "--dp-seed 0" in error["hint"]
+    assert "--dp-seed 0" in must_fail("--dp-allow evaluation", f"{TRAIN} --dp-noise 2")["hint"]
     assert not (home() / "privacy.jsonl").exists()
     assert not (home() / "runs").exists()
 
 
 @pytest.mark.slow
 def test_two_real_runs_of_one_command_differ_and_both_are_spent():
-    first = ok(REAL).data
-    again = ok(REAL)
-    assert again.data["reused"]
-    assert kept(again.data) == kept(first)
+    first = data_of(REAL)
+    again = data_of(REAL)
+    assert again["reused"]
+    assert kept(again) == kept(first)
     assert "--fresh draws new noise" in fedcache(REAL).err
     assert len(releases()) == 1
-    fresh = ok(f"{REAL} --fresh")
-    assert fresh.data["digest"] == first["digest"]
-    assert fresh.data["files"] != first["files"] or kept(fresh.data) != kept(first)
+    fresh = data_of(f"{REAL} --fresh")
+    assert fresh["digest"] == first["digest"]
+    assert fresh["files"] != first["files"] or kept(fresh) != kept(first)
     assert len(releases()) == 2
-    cost = fresh.data["trust"]["privacy"]
+    cost = fresh["trust"]["privacy"]
     assert cost["simulation"] is False
     assert cost["repeatable"] is False
 
@@ -88,8 +87,8 @@ def test_the_model_of_a_private_run_is_kept_and_what_its_loss_costs_is_said():
 
 @pytest.mark.slow
 def test_a_simulation_says_so_wherever_its_epsilon_is_told():
-    first = ok(SIMULATED).data
-    assert ok(f"{SIMULATED} --fresh").data["files"] == first["files"]
+    first = data_of(SIMULATED)
+    assert data_of(f"{SIMULATED} --fresh")["files"] == first["files"]
     assert first["trust"]["privacy"]["simulation"] is True
     lines = [line for line in fedcache(SIMULATED).out.splitlines() if "epsilon" in line]
     assert lines
@@ -100,31 +99,30 @@ def test_a_simulation_says_so_wherever_its_epsilon_is_told():
 @pytest.mark.slow
 def test_a_simulation_has_the_same_noise_in_every_execution_and_in_a_grid():
     words = f"{SIMULATED} --dtype float64"
-    one = ok(f"{words} --execution sequential").data
-    two = ok(f"{words} --execution batched").data
-    assert kept(one) == kept(two)
-    points = ok(words.replace("train", "grid"), "--sweep", "lr=0.1,0.01").data["points"]
-    assert kept(points[1]) == kept(ok(f"{words} --set lr=0.01").data)
+    one = data_of(f"{words} --execution sequential")
+    assert kept(one) == kept(data_of(f"{words} --execution batched"))
+    points = data_of(words.replace("train", "grid"), "--sweep", "lr=0.1,0.01")["points"]
+    assert kept(points[1]) == kept(data_of(f"{words} --set lr=0.01"))
 
 
 @pytest.mark.slow
 def test_epsilon_composes_over_seeds_points_and_repeats():
-    done = ok(f"{REAL} --seeds 0-4").data["trust"]["privacy"]
+    done = data_of(f"{REAL} --seeds 0-4")["trust"]["privacy"]
     assert done["seeds"] == 5
     costs(done, 4)
     assert done["composed"]["epsilon_pld"] == pytest.approx(composed((2.0, 0.5, 20)))
-    (spent,) = ok(f"{GRID} --sweep lr=0.1,0.01,0.001 --seeds 0,1").data["privacy"]
+    (spent,) = data_of(f"{GRID} --sweep lr=0.1,0.01,0.001 --seeds 0,1")["privacy"]
     # lr=0.1 is the run that has five seeds: none of them is trained again, and all of them count.
     assert spent["points"] == 3
     assert spent["seeds"] == 9
     costs(spent, 36)
-    (total,) = ok("ls --privacy").data["entries"]
+    (total,) = data_of("ls --privacy")["entries"]
     assert total["releases"] == 9
     assert total["runs"] == 3
     assert total["rounds"] == 36
     costs(total, 36)
     ok(f"{REAL} --clients 5")  # other clients: a partition of its own
-    both = ok("ls --privacy").data
+    both = data_of("ls --privacy")
     assert [entry["releases"] for entry in both["entries"]] == [9, 1]
     (of_rows,) = both["datasets"]
     assert of_rows["partitions"] == 2
@@ -153,7 +151,7 @@ def composed(*spent):
 @pytest.mark.slow
 def test_the_epsilon_of_a_grid_covers_the_model_that_is_trained_again():
     words = f"{GRID} --validation 0.25 --sweep lr=0.1,0.01 --seeds 0,1 --retrain"
-    (spent,) = ok(words).data["privacy"]
+    (spent,) = data_of(words)["privacy"]
     assert spent["points"] == 2
     assert spent["retrained"] == 1
     assert spent["seeds"] == 6
@@ -161,15 +159,14 @@ def test_the_epsilon_of_a_grid_covers_the_model_that_is_trained_again():
     # Two points and one retrained model, of two seeds with four rounds each: 3 * 2 * 4 rounds.
     costs(spent, 24)
     assert f"epsilon {spent['epsilon_pld']:.3g}" in fedcache(words).out
-    (of_rows,) = ok("ls --privacy").data["datasets"]
+    (of_rows,) = data_of("ls --privacy")["datasets"]
     assert of_rows["partitions"] == 2
     assert of_rows["releases"] == 6
     assert of_rows["epsilon_pld"] == spent["epsilon_pld"]
 
 
 def test_the_epsilon_of_a_grid_over_partitions_is_told_for_a_row():
-    done = ok(f"{GRID} --scheme dirichlet --sweep alpha=1,10 --clients 10").data
-    (spent,) = done["privacy"]
+    (spent,) = data_of(f"{GRID} --scheme dirichlet --sweep alpha=1,10 --clients 10")["privacy"]
     assert spent["points"] == 2
     assert spent["unit"] == "row"
     costs(spent, 8)
@@ -177,11 +174,11 @@ def test_the_epsilon_of_a_grid_over_partitions_is_told_for_a_row():
 
 def test_the_epsilon_of_a_grid_covers_points_without_a_result():
     words = f"{GRID} --sweep lr=0.1,0.01 --exact"
-    paths = [point["path"] for point in ok(words).data["points"]]
+    paths = [point["path"] for point in data_of(words)["points"]]
     (Path(paths[1]) / "rounds.jsonl").write_text("damaged")
     done = fedcache(words, "--json")
     assert done.code == Exit.CORRUPT
-    (spent,) = done.envelope["data"]["privacy"]
+    (spent,) = done.data["privacy"]
     assert spent["points"] == 2
     costs(spent, 8)
 
@@ -199,7 +196,7 @@ def test_the_epsilon_of_a_search_covers_pruned_trials(monkeypatch):
         "--pruner median --eval-every 1"
     )
     for _ in ("made", "read again"):
-        done = ok(words).data
+        done = data_of(words)
         assert len(done["points"]) == 2
         assert len(done["pruned"]) == 1
         (spent,) = done["privacy"]
@@ -222,13 +219,13 @@ def test_releases_of_one_dataset_are_added_up_by_its_name_and_by_its_content():
 
 @pytest.mark.slow
 def test_nothing_that_is_written_down_tells_who_took_part_unless_that_is_allowed():
-    secret = ok(f"{REAL} --rounds 12").data
+    secret = data_of(f"{REAL} --rounds 12")
     rounds = rounds_of(Path(secret["path"]))
     assert {r["clients"] for r in rounds} == {None}
     assert {r["traffic"]["clients"] for r in rounds} == {5}
     assert len({r["traffic"]["up"] for r in rounds}) == 1
     assert measured_of(Path(secret["path"]), secret)["per_seed"]["0"]["rounds"] == []
-    told = ok(f"{REAL},participants --rounds 12").data
+    told = data_of(f"{REAL},participants --rounds 12")
     assert len({len(r["clients"]) for r in rounds_of(Path(told["path"]))}) > 1
     figures = told["trust"]["privacy"]
     assert figures["epsilon_pld"] == secret["trust"]["privacy"]["participants_known"]["epsilon_pld"]
@@ -274,12 +271,12 @@ def test_a_run_that_the_ledger_lacks_is_told_of():
     count = home() / "privacy-count.json"
     ok(f"{REAL} --seeds 0,1")
     ok(SIMULATED)
-    assert ok("ls --privacy").envelope["warnings"] == []
+    assert ok("ls --privacy").warnings == []
     whole = ledger.read_bytes()
     counted = count.read_bytes()
     ledger.write_bytes(whole[: whole.index(b"\n") + 1])  # of another home, with one line
     count.unlink()
-    (warning,) = ok("ls --privacy").envelope["warnings"]
+    (warning,) = ok("ls --privacy").warnings
     assert "is missing from the ledger" in warning
     count.write_bytes(counted)
     ledger.write_bytes(whole.replace(b'"rounds":4', b'"rounds":1'))
@@ -291,14 +288,12 @@ def test_a_run_that_the_ledger_lacks_is_told_of():
 def test_a_result_that_is_gone_is_made_again_with_a_warning_of_what_that_spends():
     run = place_of(REAL)
     (run / "result.json").unlink()
-    assert ok(REAL).envelope["warnings"] == []  # it is made from the seed, which draws no noise
+    assert ok(REAL).warnings == []  # it is made from the seed, which draws no noise
     (run / "result.json").unlink()
     (run / "seed-0.json").unlink()
-    assert [
-        w for w in ok(REAL).envelope["warnings"] if "seed 0" in w and "spends privacy again" in w
-    ]
+    assert [w for w in ok(REAL).warnings if "seed 0" in w and "spends privacy again" in w]
     assert len(releases()) == 2
-    assert not any("before" in w for w in ok(f"{REAL} --fresh").envelope["warnings"])  # asked for
+    assert not any("before" in w for w in ok(f"{REAL} --fresh").warnings)  # asked for
 
 
 @pytest.mark.slow
@@ -327,10 +322,10 @@ def test_a_ledger_that_lost_its_last_lines_is_refused_and_the_hint_starts_a_new_
         ledger.write_bytes(whole)
         count.write_bytes(counted)
     ledger.unlink()
-    hint = fedcache("ls --privacy --json").envelope["error"]["hint"]
+    hint = fedcache("ls --privacy --json").error["hint"]
     subprocess.run(hint.rpartition(": ")[2], shell=True, check=True)
     ok(f"{REAL} --fresh")
-    assert ok("ls --privacy").data["entries"][0]["releases"] == 1
+    assert data_of("ls --privacy")["entries"][0]["releases"] == 1
 
 
 RELEASE = Release("run", "fedavg", 0, "rows", "d", "p", 10, 1.0, 2.0, 0.5, 4, 1e-5, 0.0)

@@ -124,8 +124,7 @@ def test_staleness_is_a_mean_over_updates_and_time_one_over_seeds():
 @pytest.mark.parametrize("clients", [["p", "q"], NumberedNames(2)], ids=["named", "numbered"])
 def test_a_seed_is_read_as_it_was_written(clients):
     written = seed(3, (None, 0.5), clients=clients, attackers=["q"], confusion=[[1, 0], [2, 3]])
-    plain = json.loads(json.dumps(written.to_dict()))
-    found = SeedResult.from_dict(plain)
+    found = SeedResult.from_dict(json.loads(json.dumps(written.to_dict())))
     assert list(found.clients) == list(clients)
     assert type(found.clients) is type(clients)
     assert np.array_equal(found.per_client, [0.25, np.nan], equal_nan=True)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 from arrays import ingested
-from command import fedcache, ok
+from command import data_of, fedcache, ok
 from damage import flip_bit
-from failing_command import must_fail
+from failing_command import must_fail_corrupt
 from made_path import place_of
 
 from fedcache.store.files import to_signed
@@ -24,17 +24,17 @@ GRID = f"grid --method fedavg --sweep lr=0.1,0.01 {IID} --rounds 1"
 )
 def test_a_result_with_a_damaged_promise_is_not_returned(shapes, name, harm):
     words = f"{FED3R} --seeds 0,1 --repartition"
-    first = ok(words).data
+    first = data_of(words)
     path = Path(first["path"]) / name
     before = path.read_bytes()
     if harm == "gone":
         path.unlink()
     else:
         path.write_bytes(before.replace(b"fed3r", b"fed3q").replace(b"0", b"7", 1))
-    assert "--fresh" in must_fail(str(path), words, code=5)["hint"]
-    assert ok(words, "--fresh").data["accuracy"] == first["accuracy"]
+    assert "--fresh" in must_fail_corrupt(str(path), words)["hint"]
+    assert data_of(words, "--fresh")["accuracy"] == first["accuracy"]
     assert path.read_bytes() == before
-    assert ok(words).data["reused"]
+    assert data_of(words)["reused"]
 
 
 def test_a_repeated_command_prints_the_stored_result_and_checks_the_features_again(shapes):
@@ -55,9 +55,9 @@ def test_damaged_measurements_are_a_warning_and_no_error(shapes):
         again = ok(FED3R)
         assert again.data["reused"]
         assert again.data["seconds"] == {}
-        assert any("measured.json" in w for w in again.envelope["warnings"])
+        assert any("measured.json" in w for w in again.warnings)
     ok(f"{FED3R} --fresh")
-    assert ok(FED3R).envelope["warnings"] == []
+    assert ok(FED3R).warnings == []
 
 
 def test_the_same_result_has_the_same_bits_wherever_store_and_runs_lie(shapes, tmp_path):
@@ -75,8 +75,7 @@ def test_a_finished_seed_that_was_damaged_begins_again(shapes):
     before = (path / "result.json").read_bytes()
     (path / "result.json").unlink()
     (path / "seed-0.json").write_text("{}")
-    again = ok(FED3R)
-    assert "Seed 0 is trained again from the start." in "".join(again.envelope["warnings"])
+    assert "Seed 0 is trained again from the start." in "".join(ok(FED3R).warnings)
     assert (path / "result.json").read_bytes() == before
     assert (path / "seed-0.json").read_text() != "{}"
 
@@ -91,7 +90,7 @@ def test_the_configuration_of_a_finished_run_is_not_followed_when_it_was_changed
     text = config.read_text()
     assert old in text
     config.write_text(text.replace(old, new))
-    must_fail(str(config), f"train --config {config}", code=5)
+    must_fail_corrupt(str(config), f"train --config {config}")
     elsewhere = tmp_path / "config.toml"  # where it is the user's own
     shutil.copy(config, elsewhere)
     assert fedcache(f"train --config {elsewhere}").code in (0, 2)
@@ -111,15 +110,15 @@ def test_a_partition_of_another_run_is_found_in_an_unfinished_one(shapes):
     (path / "result.json").unlink()
     shutil.copy(other / "partition-0.partition", path)
     assert fedcache(f"train --config {path}/config.toml --json").code == 5
-    assert not ok(FED3R).data["reused"]
-    assert ok(f"train --config {path}/config.toml").data["reused"]
+    assert not data_of(FED3R)["reused"]
+    assert data_of(f"train --config {path}/config.toml")["reused"]
 
 
 def test_an_unfinished_run_without_its_configuration_is_still_listed(shapes):
     path = place_of(FED3R)
     (path / "result.json").unlink()
     (path / "config.toml").unlink()
-    (left,) = ok("runs list").data["left_out"]
+    (left,) = data_of("runs list")["left_out"]
     assert left["path"] == str(path)
 
 
@@ -133,7 +132,7 @@ def test_a_result_in_the_directory_of_another_run_is_not_returned(shapes):
 
 @pytest.mark.slow
 def test_a_grid_goes_round_a_damaged_point_and_says_so(shapes):
-    points = ok(GRID).data["points"]
+    points = data_of(GRID)["points"]
     path = Path(points[0]["path"]) / "result.json"
     path.write_text("{}")
     done = fedcache(f"{GRID} --json")
@@ -144,6 +143,6 @@ def test_a_grid_goes_round_a_damaged_point_and_says_so(shapes):
     assert str(path) in damaged["message"]
     (Path(points[1]["path"]) / "rounds.jsonl").write_text("")
     assert fedcache(f"{GRID} --json").code == 5
-    fresh = ok(f"{GRID} --fresh").data
+    fresh = data_of(f"{GRID} --fresh")
     assert [p["accuracy"] for p in fresh["points"]] == [p["accuracy"] for p in points]
-    assert ok(GRID).data["reused"] == 2
+    assert data_of(GRID)["reused"] == 2

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from command import ok
+from command import data_of, ok
 from heard import Heard
 from private_starts import CONFIG as PRIVATE
 from private_starts import home
@@ -47,7 +47,7 @@ def with_seeds(seeds, config=CONFIG, **more):
 
 
 def listed():
-    return ok("runs list").data["entries"]
+    return data_of("runs list")["entries"]
 
 
 @pytest.mark.parametrize("commands", [("0-2", "0-4"), ("4", "0,1", "3,2"), ("3,1", "0-4")])
@@ -81,17 +81,17 @@ def test_a_grid_with_more_seeds_trains_those_that_are_missing():
     ok(f"train fedavg --seeds 0 {IID} --set lr=0.1")
     ok(sweep, "0-2")
     assert sorted(len(e["seeds"]) for e in listed()) == [3, 3]
-    more = ok(sweep, "0-4")
+    more = data_of(sweep, "0-4")
     assert [len(e["seeds"]) for e in listed()] == [5, 5]
-    assert more.data["reused"] == 0
-    assert ok(sweep, "0-4").data["reused"] == 2
+    assert more["reused"] == 0
+    assert data_of(sweep, "0-4")["reused"] == 2
 
 
 def test_a_preset_of_the_same_hyperparameters_is_the_same_run():
-    first = ok(f"train fedncm {IID}")
-    again = ok(f"train fedncm {IID} --preset tuned")
-    assert again.data["reused"]
-    assert again.data["path"] == first.data["path"]
+    first = data_of(f"train fedncm {IID}")
+    again = data_of(f"train fedncm {IID} --preset tuned")
+    assert again["reused"]
+    assert again["path"] == first["path"]
 
 
 def test_a_run_that_is_stopped_between_seeds_resumes_with_the_seeds_that_are_missing():
@@ -145,10 +145,10 @@ def test_a_private_seed_is_trained_and_counted_once():
 def test_seeds_that_draw_their_own_partitions_keep_them():
     words = "fedavg --scheme dirichlet --clients 3 --rounds 1 --repartition"
     ok(f"train {words} --seeds 0,1")
-    more = ok(f"train {words} --seeds 1,2")
-    path = Path(more.data["path"])
+    more = data_of(f"train {words} --seeds 1,2")
+    path = Path(more["path"])
     files = [Partition.load(path / f"partition-{seed}.partition").digest for seed in (0, 1, 2)]
-    assert more.data["partition"]["digests"] == files
+    assert more["partition"]["digests"] == files
     assert len(set(files)) == 3
 
 
@@ -171,8 +171,8 @@ def test_results_of_earlier_versions_are_still_read():
         old.name: [0, 1, 2],
         run.path.name: [0, 1, 2, 3, 4],
     }
-    shown = ok("runs show", old.name).data["figures"]["accuracy"]
+    shown = data_of("runs show", old.name)["figures"]["accuracy"]
     assert shown == pytest.approx(run.accuracy["mean"])
     train(replace(CONFIG, method="fedprox", seeds="0"), Home(home()))
-    (made,) = ok("compare").data["comparisons"]
+    (made,) = data_of("compare")["comparisons"]
     assert {t["name"]: t["mean"] for t in made["treatments"]}["fedavg"] == pytest.approx(more)

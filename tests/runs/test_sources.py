@@ -4,8 +4,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-from command import fedcache, ok
-from failing_command import must_fail
+from command import data_of, fedcache, ok
+from failing_command import must_fail_store
 from made_path import place_of
 from pictures import folder
 
@@ -37,9 +37,7 @@ def reopened(path, prefix):
 
 def follow(done):
     """Run the command that an error's hint or a warning gives."""
-    text = (
-        done.envelope["error"]["hint"] if "error" in done.envelope else done.envelope["warnings"][0]
-    )
+    text = done.error["hint"] if "error" in done.envelope else done.warnings[0]
     return fedcache(*shlex.split(text[text.index("fedcache extract") :])[1:], "--json")
 
 
@@ -53,9 +51,9 @@ def test_text_of_other_weights_is_not_taken_for_that_of_the_images(images):
     store.put_text("glyph-clip", entry["templates"], other, {**entry["meta"], "weights": "0" * 64})
     for method in ("clip-zs", "fst-cbdg"):  # a stored result too: which it is depends on the text
         done = fedcache(f"train --method {method} {IID} --json")
-        assert "weights 000000000000" in done.envelope["error"]["message"]
+        assert "weights 000000000000" in done.error["message"]
     assert follow(done).code == 0
-    assert ok(f"train --method clip-zs {IID}").data["reused"]
+    assert data_of(f"train --method clip-zs {IID}")["reused"]
 
 
 @pytest.mark.slow
@@ -69,7 +67,7 @@ def test_without_extraction_the_exact_command_is_given(images):
         key = reopened(path, prefix)
         done = fedcache(f"{FED3R} --no-extract --json --backbones {name}")
         assert done.code == 4
-        assert key in done.envelope["error"]["message"]
+        assert key in done.error["message"]
         (array,) = follow(done).data["arrays"]
         assert array["key"] == key
         assert array["forward_batches"] == 2
@@ -81,11 +79,11 @@ def test_an_unfinished_array_that_is_not_needed_is_left_out_aloud(images):
     key = reopened(extract(images, "--backbones random-projection,glyph-clip"), "glyph")
     done = ok(FED3R)
     assert len(done.data["arrays"]) == 1
-    (warning,) = done.envelope["warnings"]
+    (warning,) = done.warnings
     assert key in warning
-    assert key in {Path(g["path"]).name for g in ok("gc --days 0").data["garbage"]}
+    assert key in {Path(g["path"]).name for g in data_of("gc --days 0")["garbage"]}
     assert follow(done).code == 0
-    assert len(ok(FED3R).data["arrays"]) == 2
+    assert len(data_of(FED3R)["arrays"]) == 2
 
 
 def test_a_store_elsewhere_is_completed_in_place(images, tmp_path, monkeypatch, own_home):
@@ -93,10 +91,10 @@ def test_a_store_elsewhere_is_completed_in_place(images, tmp_path, monkeypatch, 
     key = reopened(path, "random")
     with monkeypatch.context() as patch:  # a home that did not order the array cannot complete it
         patch.setenv("FEDCACHE_HOME", f"{tmp_path}/another")
-        error = must_fail(key, f"{FED3R} --store {path}", code=4)
+        error = must_fail_store(key, f"{FED3R} --store {path}")
         assert f"fedcache extract --store {path} --backbones random-projection" in error["hint"]
-    must_fail(f"--store {path}", f"{FED3R} --no-extract --store {path}", code=4)
-    assert ok(f"{FED3R} --store {path}").data["rounds"] == 1
+    must_fail_store(f"--store {path}", f"{FED3R} --no-extract --store {path}")
+    assert data_of(f"{FED3R} --store {path}")["rounds"] == 1
     assert not (own_home / "stores").exists()
 
 
@@ -105,7 +103,7 @@ def test_a_part_of_what_the_folder_held_before_is_not_offered(images):
     first = next(images.rglob("*.png"))
     (first.parent / "another.png").write_bytes(first.read_bytes() + b"\0")
     extract(images, "--backbones random-projection --limit 8")
-    error = must_fail("8 images", f"{FED3R} --dataset", f"folder:{images}", code=4)
+    error = must_fail_store("8 images", f"{FED3R} --dataset", f"folder:{images}")
     assert str(old) not in error["hint"]
 
 
@@ -115,10 +113,10 @@ def test_a_part_of_a_dataset_is_neither_used_silently_nor_passed_over(images):
     path = extract(images, "--backbones random-projection --limit 24")
     done = fedcache(f"{FED3R} --json --dataset", spec)
     part = path.name.rpartition("-")[0]
-    assert f"--dataset {part}\n" in done.envelope["error"]["hint"]
-    assert ok(f"{FED3R} --dataset", part).data["dataset"]["rows"] == 24
+    assert f"--dataset {part}\n" in done.error["hint"]
+    assert data_of(f"{FED3R} --dataset", part)["dataset"]["rows"] == 24
     assert follow(done).code == 0
-    assert ok(f"{FED3R} --dataset", spec).data["dataset"]["rows"] == 48
+    assert data_of(f"{FED3R} --dataset", spec)["dataset"]["rows"] == 48
 
 
 @pytest.mark.slow
@@ -134,7 +132,7 @@ def test_hints_for_what_a_part_lacks_run_as_they_are(images, tmp_path):
         ):
             done = fedcache(f"{train} {words} --json")
             assert done.code == 4, (words, done.err)
-            assert "--limit 24" in done.envelope["error"]["hint"]
+            assert "--limit 24" in done.error["hint"]
             assert follow(done).code == 0, words
             ok(f"{train} {words} --dry-run")
     assert len(list(store.parent.glob("*.zarr"))) == 1

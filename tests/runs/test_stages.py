@@ -29,9 +29,8 @@ def stored(x, y, split, place):
 
 @pytest.fixture(scope="module")
 def rows():
-    draw = np.random.default_rng(0)
     y = np.tile(np.arange(CLASSES), 60)
-    x = draw.normal(size=(len(y), 12)) + 1.5 * np.eye(CLASSES, 12)[y]
+    x = np.random.default_rng(0).normal(size=(len(y), 12)) + 1.5 * np.eye(CLASSES, 12)[y]
     y[::17] = -1  # rows without a label
     split = np.arange(len(y)) // CLASSES % 3 == 0
     return x.astype(np.float32), y, split

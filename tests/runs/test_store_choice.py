@@ -145,6 +145,5 @@ RESNETS = ("resnet18-birds", "resnet18-aircraft")
 def test_what_is_done_to_features_follows_their_backbones(value, preset, keys, post):
     heard = Heard()
     store = shelf(*CLIPS, *RESNETS, "a", text=CLIPS)
-    hp = {"feat_post": value}
-    assert feat_post_for(hp, False, preset, store, keys, heard) == post
+    assert feat_post_for({"feat_post": value}, False, preset, store, keys, heard) == post
     assert bool(heard.notes) == (post in ("l2", "sign"))

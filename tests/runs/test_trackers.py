@@ -14,8 +14,8 @@ from unittest import mock
 
 import pytest
 from arrays import ingested
-from command import apart, ok
-from failing_command import must_fail
+from command import apart, data_of, ok
+from failing_command import must_fail_machine
 from stops import StopsAfter
 
 import fedcache as fc
@@ -246,7 +246,7 @@ def test_every_round_parameter_and_final_figure_is_there_once_also_when_it_is_to
             one = found[f"{path.name}-seed-{seed}"]
             is_that_of(one, path, seed)
             assert one.group == ("" if name == "tensorboard" else f"fedavg-{path.name}")
-    assert ok(words).data["digest"] == first["digest"], "a tracker is no part of what a run is"
+    assert data_of(words)["digest"] == first["digest"], "a tracker is no part of what a run is"
 
 
 RESUMED = ["tensorboard", *(pytest.param(name, marks=SLOW) for name in ("mlflow", "wandb"))]
@@ -303,7 +303,7 @@ def test_what_is_not_installed_is_refused_before_any_work(own_home, monkeypatch,
     monkeypatch.setattr(
         trackers, "find_spec", lambda asked: None if asked == package else find_spec(asked)
     )
-    must_fail(f"pip install 'fedcache[{name}]'", f"{TRAIN} --track {name}", code=6)
+    must_fail_machine(f"pip install 'fedcache[{name}]'", f"{TRAIN} --track {name}")
     assert not (own_home / "runs").exists()
 
 
@@ -342,7 +342,7 @@ def test_a_library_that_fails_is_one_warning_and_the_run_continues(tmp_path, mon
     monkeypatch.setattr(EventFile, where, fails)
     done = ok(f"{TRAIN} --rounds 2 --track tensorboard:{tmp_path}/tracked")
     assert not done.data["reused"]
-    (warning,) = done.envelope["warnings"]
+    (warning,) = done.warnings
     assert "the tracker is down" in warning
 
 

@@ -4,10 +4,10 @@ import shutil
 
 import numpy as np
 import pytest
-from arrays import ingested
-from command import ok
+from arrays import ingested, normals
+from command import data_of, ok
 from draws import one_of_each
-from failing_command import must_fail
+from failing_command import must_fail_store
 from federation import small
 from homes import made_once
 from made_path import place_of
@@ -48,7 +48,7 @@ def on_its_way(name):
 def test_every_method_trains_from_the_command_line(store, name):
     sizes = " ".join(f"--set {k}={v}" for k, v in small(name).items())
     words = f"train --method {name} {IID} --rounds 2 --participation all --seeds 0,1"
-    data = ok(f"{words} {sizes}").data
+    data = data_of(f"{words} {sizes}")
     assert len(data["accuracy"]["per_client"]) == 3
     assert len(data["accuracy"]["per_seed"]) == 2
     assert data["macro_f1"]["mean"] == pytest.approx(sum(data["macro_f1"]["per_seed"]) / 2)
@@ -57,10 +57,10 @@ def test_every_method_trains_from_the_command_line(store, name):
 @pytest.mark.slow
 def test_a_linear_head_starts_from_text_where_there_is_some(store):
     glyph = f"{IID} --backbones glyph-clip"
-    zero_shot = ok(f"train --method clip-zs {glyph}").data["accuracy"]
+    zero_shot = data_of(f"train --method clip-zs {glyph}")["accuracy"]
     still = f"{glyph} --rounds 1 --participation all --set epochs=0"
     for words in ("central --set probe=sgd", "fedntd", "fedavg --set head=linear"):
-        start = ok(f"train --method {words} {still}").data
+        start = data_of(f"train --method {words} {still}")
         assert start["accuracy"]["per_client"] == zero_shot["per_client"], words
         assert len(start["features"]) == 2, "the text is part of what the result was made from"
 
@@ -71,7 +71,7 @@ def test_the_config_of_a_run_means_the_same_run_after_later_extractions(store, t
     ok(f"extract --backbones random-projection --size 24 {SMALL}")
     other = folder(tmp_path / "other", train=4, test=2)
     ok(f"extract --dataset folder:{other} --backbones glyph-clip {SMALL}")
-    again = ok(f"train --config {first}/config.toml").data
+    again = data_of(f"train --config {first}/config.toml")
     assert again["reused"]
     assert again["path"] == str(first)
     # The partition is kept with each run: the one it came from may go.
@@ -79,21 +79,21 @@ def test_the_config_of_a_run_means_the_same_run_after_later_extractions(store, t
     other = place_of(f"train --config {first}/config.toml {runs}")
     assert (other / "result.json").read_bytes() == (first / "result.json").read_bytes()
     shutil.rmtree(first)
-    assert ok(f"train --config {other}/config.toml {runs}").data["reused"]
+    assert data_of(f"train --config {other}/config.toml {runs}")["reused"]
 
 
 @pytest.mark.slow
 def test_training_from_client_stores_equals_training_by_index(store, tmp_path):
-    saved = ok(f"partition {IID}").data["name"]
+    saved = data_of(f"partition {IID}")["name"]
     ok(f"shard --partition {saved} --out {tmp_path}/sites")
     for name in ("fed3r", "fedpcl"):
-        by_index = ok(f"train --method {name} --partition {saved} --rounds 2").data
-        by_store = ok(f"train --method {name} --clients-from {tmp_path}/sites --rounds 2").data
+        by_index = data_of(f"train --method {name} --partition {saved} --rounds 2")
+        by_store = data_of(f"train --method {name} --clients-from {tmp_path}/sites --rounds 2")
         assert by_store["accuracy"] == by_index["accuracy"]
         assert by_store["traffic"] == by_index["traffic"]
     next((tmp_path / "sites").glob("1-*.zarr")).rename(tmp_path / "gone.zarr")
-    must_fail(
-        "has no store of client 1", f"train --method fed3r --clients-from {tmp_path}/sites", code=4
+    must_fail_store(
+        "has no store of client 1", f"train --method fed3r --clients-from {tmp_path}/sites"
     )
 
 
@@ -163,14 +163,14 @@ def test_a_stop_inside_a_round_keeps_the_rounds_before_it(tmp_path, execution, m
 
 
 def test_features_that_are_all_the_same_are_warned_of(tmp_path):
-    fine = np.random.default_rng(0).normal(size=(70, 4)).astype("f4")
+    fine = normals(0, 70, 4)
     late = np.r_[np.ones((64, 4), "f4"), fine[:6]]
     store = fc.Store.from_arrays(
         {"late": late, "fine": fine}, labels=np.arange(70) % 2, path=tmp_path / "s.zarr"
     )
     for name, told in (("late", 1), ("fine", 0)):
         done = ok(f"train --method fedncm --backbones {name} --store {store.path} {IID}")
-        assert len([w for w in done.envelope["warnings"] if "the first 64 rows" in w]) == told
+        assert len([w for w in done.warnings if "the first 64 rows" in w]) == told
 
 
 @pytest.mark.parametrize(
@@ -187,4 +187,4 @@ def test_what_the_paper_settles_is_said_unless_it_was_asked_for(tmp_path, words,
     done = ok(f"train --method {words} {IID} -v")
     assert "dataset extracted last" in done.err
     assert done.err.count("paper; change with --") == notes
-    assert len(done.envelope["warnings"]) == warnings
+    assert len(done.warnings) == warnings

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import fedcache, ok
+from command import data_of, fedcache, ok
 from homes import made_once
 from made_path import place_of
 from pictures import folder
@@ -28,7 +28,7 @@ store = made_once(extracted)
 
 def refused(line):
     """Exit code, message and hint."""
-    error = (done := fedcache(f"{line} {IID} --json")).envelope["error"]
+    error = (done := fedcache(f"{line} {IID} --json")).error
     return done.code, error["message"], error["hint"]
 
 
@@ -40,11 +40,11 @@ def test_images_that_are_missing_come_by_the_command_that_is_named(store):
     ok(f"extract --store {store} --backbones pixels --recipe pixels:size=24 {SMALL}")
     assert "has pixels@24" in refused("train --method tpfl")[1]
     ok(*shlex.split(hint)[1:])
-    done = ok(f"train --method tpfl {IID} {ONE} --backbones glyph-clip,pixels").data
+    done = data_of(f"train --method tpfl {IID} {ONE} --backbones glyph-clip,pixels")
     assert done["backbones"] == ["glyph-clip", "pixels"]
     assert done["fidelity"] == "exact"
     assert done["traffic"]["paper"]["per_client_round"]["up"] == 16 * 128 + 6 * 4 * (64 - 8)
-    again = ok("train --config", Path(done["path"]) / "config.toml").data
+    again = data_of("train --config", Path(done["path"]) / "config.toml")
     assert again["accuracy"] == done["accuracy"]
 
 
@@ -58,15 +58,15 @@ def test_nothing_extracted_brings_tower_and_images(tmp_path):
         "--backbones glyph-clip,pixels --recipe pixels:size=32 --recipe pixels:resize=squash"
     )
     named = "--backbones glyph-clip"
-    done = ok(f"train --method atpfl --dataset folder:{images} {named} {IID} {ONE}").data
+    done = data_of(f"train --method atpfl --dataset folder:{images} {named} {IID} {ONE}")
     held = Store.open(next((tmp_path / "home/stores").glob("*.zarr")))
     assert {k.split("-")[0] for k in held.arrays} == {"glyph", "pixels"}
     assert done["backbones"] == ["glyph-clip", "pixels"]
 
 
 def test_a_prompt_of_the_templates_words_starts_at_zero_shot(store):
-    zero = ok("train --method clip-zs --scheme iid --clients 2").data["accuracy"]
-    start = ok(f"train --method promptfl {IID} --set ctx_init=words --set epochs=0").data
+    zero = data_of("train --method clip-zs --scheme iid --clients 2")["accuracy"]
+    start = data_of(f"train --method promptfl {IID} --set ctx_init=words --set epochs=0")
     assert start["accuracy"]["per_client"] == zero["per_client"]
 
 
@@ -77,9 +77,9 @@ def test_methods_that_ask_the_text_tower_train_and_predict(store):
         (f"fedtpg {ONE}", ""),
         (f"pfedprompt {ONE}", "--client client-1"),
     ):
-        done = ok(f"train --method {words} {IID}").data
+        done = data_of(f"train --method {words} {IID}")
         assert done["accuracy"]["zero_shot"] is not None
-        assert len(ok(f"predict {done['path']} --store {store} {whose}").data["rows"]) > 0
+        assert len(data_of(f"predict {done['path']} --store {store} {whose}")["rows"]) > 0
 
 
 def test_prompts_that_do_not_fit_are_exit_2(store):

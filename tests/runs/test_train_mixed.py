@@ -3,38 +3,34 @@
 from pathlib import Path
 
 import pytest
-from command import ok
+from command import data_of
 from failing_command import must_fail
 from federation import small
-from made_path import place_of
-from pictures import folder
+from homes import made_once
+from made_path import extracted
 
 A = "random-projection:16"
 B = "random-projection:8"
 IID = "--scheme iid --clients 3 --rounds 2 --participation all"
 
 
-def extracted(place):
-    images = folder(place / "shapes", train=8)
-    words = f"--backbones {A},{B},pixels --recipe pixels:size=8 --workers 0"
-    return place_of(f"extract --dataset folder:{images} {words}")
+def mixed(place):
+    return extracted(place, f"{A},{B},pixels --recipe pixels:size=8", train=8)
 
 
-@pytest.fixture(autouse=True)
-def store(once):
-    return once(extracted)
+store = made_once(mixed, autouse=True)
 
 
 @pytest.mark.slow
 def test_clients_take_turns_with_backbones():
-    mixed = ok(f"train --method solo {IID} --client-backbones {A},{B},{A}+{B}").data
-    alone = [ok(f"train --method solo {IID} --backbones {b}").data for b in (A, B, f"{A},{B}")]
+    mixed = data_of(f"train --method solo {IID} --client-backbones {A},{B},{A}+{B}")
+    alone = [data_of(f"train --method solo {IID} --backbones {b}") for b in (A, B, f"{A},{B}")]
     assert mixed["accuracy"]["per_client"] == [
         a["accuracy"]["per_client"][i] for i, a in enumerate(alone)
     ]
     assert mixed["execution"] == "sequential"
     config = Path(mixed["path"]) / "config.toml"
-    assert ok(f"train --config {config}").data["reused"]
+    assert data_of(f"train --config {config}")["reused"]
 
 
 @pytest.mark.parametrize(
@@ -54,9 +50,9 @@ def test_what_cannot_differ_is_refused(words, named):
 @pytest.mark.slow
 def test_an_encoder_is_trained_on_the_images_of_the_store(store):
     sizes = " ".join(f"--set {k}={v}" for k, v in small("flesd").items())
-    done = ok(f"train --method flesd {IID} {sizes}").data
+    done = data_of(f"train --method flesd {IID} {sizes}")
     assert done["fidelity"] == "exact"
     assert done["backbones"] == ["pixels"]
-    heads = ok(f"train --method flesd-head {IID} {sizes} --backbones {A}").data
+    heads = data_of(f"train --method flesd-head {IID} {sizes} --backbones {A}")
     assert heads["fidelity"] == "approx"
     must_fail("", f"train --method flesd {IID} {sizes} --backbones {A}")
