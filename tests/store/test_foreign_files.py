@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import scipy.io
 import torch
+from arrays import normals
 from conversion_lines import run_conversion
 from failing_command import must_fail
 from opened import open_dataset
@@ -21,7 +22,7 @@ from fedcache.tables.words import FileRows
 
 N = 24
 D = 5
-X = np.random.default_rng(0).normal(size=(N, D)).astype("f4").round(3)
+X = normals(0, N, D).round(3)
 Y = np.array([0, 1, 2] * 8)
 CLIENTS = ["u1"] * 6 + ["u10"] * 8 + ["u2"] * 10
 EACH = {client: [i for i, c in enumerate(CLIENTS) if c == client] for client in ("u1", "u10", "u2")}

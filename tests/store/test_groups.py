@@ -66,7 +66,6 @@ def test_a_flipped_bit_is_found_and_repair_forgets_the_group(tmp_path, at):
 
 def test_groups_of_joined_datasets_share_their_words():
     first = {"site": Group.of(["b", "a"])}
-    second = {"site": Group.of(["c", "", "a"]), "day": Group.of([1, 2, 3])}
-    made = joined([first, second], [2, 3])
+    made = joined([first, {"site": Group.of(["c", "", "a"]), "day": Group.of([1, 2, 3])}], [2, 3])
     assert made["site"].values() == ["b", "a", "c", None, "a"]
     assert made["day"].values() == [None, None, "1", "2", "3"]

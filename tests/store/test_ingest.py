@@ -5,8 +5,8 @@ import shutil
 
 import numpy as np
 import pytest
-from command import fedcache, ok, words_of
-from failing_command import must_fail
+from command import data_of, fedcache, ok, words_of
+from failing_command import must_fail, must_fail_corrupt, must_fail_store
 from federation import small
 from files_now import times_of
 from made_path import place_of
@@ -60,7 +60,7 @@ def test_without_a_split_a_fifth_of_each_class_is_held_out_and_the_printed_comma
 def test_a_method_that_reads_labels_says_how_to_add_them(tmp_path):
     file = npz(tmp_path / "e.npz", X=FEATURES)
     place = ("--store", tmp_path / "own place.zarr")
-    made = ok(f"ingest {file} --name bare", *place).data
+    made = data_of(f"ingest {file} --name bare", *place)
     some = np.where(np.arange(ROWS) % 2, LABELS, -1)
     with_labels = npz(tmp_path / "with.npz", X=FEATURES, labels=some)
     for words in ((), words_of(IID)):
@@ -79,20 +79,20 @@ def test_methods_without_labels_train_on_text_features_and_invent_no_score(tmp_p
     tested = npz(tmp_path / "t.npz", X=FEATURES, text=2 * TEXT, y=labels, split=SPLIT)
     ok(f"ingest {tested} --name tested")
     unknown = npz(tmp_path / "u.npz", **{"features/clip": FEATURES, "text/clip": TEXT})
-    following = ok(f"ingest {unknown} --name unknown").data["next"]
+    following = data_of(f"ingest {unknown} --name unknown")["next"]
     assert run_line(following).data["accuracy"]["mean"] is None
     for name in free:
         sizes = [word for k, v in small(name).items() for word in ("--set", f"{k}={v}")]
         line = f"train --method {name} {IID} --rounds 2 --participation all"
-        scored = ok(line, *sizes, "--dataset", "tested").data["accuracy"]["mean"]
+        scored = data_of(line, *sizes, "--dataset", "tested")["accuracy"]["mean"]
         # A probe needs labelled training rows.
         assert (scored is not None and scored > 0.5) == ("text" in METHODS[name].needs)
-        blind = ok(line, *sizes, "--dataset", "unknown").data["accuracy"]
+        blind = data_of(line, *sizes, "--dataset", "unknown")["accuracy"]
         assert blind["mean"] is None
         assert blind["client_mean"] is None
         assert blind["per_domain"] == {}
     ok("ingest", npz(tmp_path / "n.npz", X=FEATURES, y=LABELS), "--name", "no-text")
-    must_fail("text/NAME", "train --method clip-zs --dataset no-text", code=4)
+    must_fail_store("text/NAME", "train --method clip-zs --dataset no-text")
 
 
 def test_the_same_file_again_is_there_already_and_another_is_refused(labelled, tmp_path):
@@ -100,12 +100,12 @@ def test_the_same_file_again_is_there_already_and_another_is_refused(labelled, t
 
     before = times_of(first)
     for file in (labelled, shutil.copy(labelled, tmp_path / "copy.npz")):
-        assert ok(f"ingest {file} --name mine").data["path"] == str(first)
+        assert data_of(f"ingest {file} --name mine")["path"] == str(first)
     other = npz(tmp_path / "other.npz", X=FEATURES[:30], y=LABELS[:30])
     error = must_fail("partitions:  ", f"ingest {other} --name mine")
     assert times_of(first) == before
     assert run_line(error["hint"].split("partitions:  ")[1]).data["images"] == 30
-    assert [e["images"] for e in ok("ls").data["entries"]] == [30]
+    assert [e["images"] for e in data_of("ls")["entries"]] == [30]
     assert not first.exists()
 
 
@@ -114,11 +114,11 @@ def test_a_store_of_one_s_own_is_replaced_in_place_and_one_of_images_never(label
     ok(f"ingest {labelled} --name mine --store {place}")
     other = npz(tmp_path / "other.npz", X=FEATURES[:30], y=LABELS[:30])
     must_fail("--store", f"ingest {other} --name mine --store {place}")
-    assert ok(f"ingest {other} --name mine --store {place} --replace").data["images"] == 30
-    assert ok(f"verify {place}").data["ok"]
+    assert data_of(f"ingest {other} --name mine --store {place} --replace")["images"] == 30
+    assert data_of(f"verify {place}")["ok"]
     assert not list(tmp_path.glob(".*"))
     images = create(tmp_path / "images.zarr").path
-    must_fail("", f"ingest {other} --name mine --store {images} --replace", code=4)
+    must_fail_store("", f"ingest {other} --name mine --store {images} --replace")
     assert Store.open(images).dataset["slug"] == "toy"
 
 
@@ -126,10 +126,10 @@ def test_a_store_that_lost_its_manifest_is_damage_and_other_places_are_not(label
     made = place_of(f"ingest {labelled} --name mine")
     (made / "manifest.json").unlink()
     for command in ("inspect", "verify", "repair"):
-        must_fail(f"mv {made} {made}.damaged", f"{command} {made}", code=5)
+        must_fail_corrupt(f"mv {made} {made}.damaged", f"{command} {made}")
     for line in (f"train --method fedavg --store {made}", f"ingest {labelled} --name mine"):
-        must_fail("", line, code=5)
-    assert "manifest.json" in ok("ls").data["entries"][0]["problem"]
+        must_fail_corrupt("", line)
+    assert "manifest.json" in data_of("ls")["entries"][0]["problem"]
     shutil.rmtree(made / "samples")
     # The zarr.json of the store still says what it was.
     for place, code in ((made, 5), (tmp_path, 4), (labelled, 4)):
@@ -144,24 +144,23 @@ def test_names_that_ls_prints_are_stores_and_datasets_of_every_command(
     ok("ingest", npz(tmp_path / "o.npz", X=-FEATURES, y=LABELS), "--name", "other")
     monkeypatch.chdir(tmp_path)
     for on in (f"--store {made.stem}", "--dataset ingested:mine"):
-        assert ok(f"export out.npz {on}").data["rows"] == ROWS
-        parts = ok(f"partition {IID} {on}").data
+        assert data_of(f"export out.npz {on}")["rows"] == ROWS
+        parts = data_of(f"partition {IID} {on}")
         assert parts["store"] == str(made)
         run = f"--method fed3r --partition {parts['name']} {on}"
-        assert ok(f"train {run}").data["dataset"]["slug"] == "mine"
-    point = ok(f"grid {run} --sweep rounds=1").data["points"][0]
-    assert point["dataset"]["slug"] == "mine"
-    assert len(ok(f"shard --partition {parts['name']} --out sites {on}").data["stores"]) == 3
+        assert data_of(f"train {run}")["dataset"]["slug"] == "mine"
+    assert data_of(f"grid {run} --sweep rounds=1")["points"][0]["dataset"]["slug"] == "mine"
+    assert len(data_of(f"shard --partition {parts['name']} --out sites {on}")["stores"]) == 3
     for words in (made.name, made.stem, "--dataset mine"):
         for command in ("inspect", "verify", "repair"):
-            assert ok(f"{command} {words}").data["path"] == str(made)
+            assert data_of(f"{command} {words}")["path"] == str(made)
 
 
 def test_an_interrupted_ingest_goes_on(labelled):
     chunk = next(place_of(f"ingest {labelled} --name mine").glob("features/*/c/0/0/0"))
     chunk.write_bytes(chunk.read_bytes()[:-1])
     ok("repair mine")
-    assert ok("inspect mine").data["arrays"] == []
+    assert data_of("inspect mine")["arrays"] == []
     assert "there already" not in fedcache(f"ingest {labelled} --name mine --json").err
-    assert ok("verify mine").data["ok"]
-    assert len(ok("inspect mine").data["arrays"]) == 1
+    assert data_of("verify mine")["ok"]
+    assert len(data_of("inspect mine")["arrays"]) == 1

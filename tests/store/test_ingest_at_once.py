@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from arrays import normals
 from command import apart
 from refusal import store_error
 from toy_store import KEYS, create, writer
@@ -12,7 +13,7 @@ from toy_store import KEYS, create, writer
 from fedcache.store.store import Store
 from fedcache.store.verify import verify
 
-X = np.random.default_rng(0).normal(size=(3000, 16)).astype("f4")
+X = normals(0, 3000, 16)
 LABELS = np.arange(3000) % 3
 
 

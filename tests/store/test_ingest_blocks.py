@@ -116,8 +116,7 @@ def test_rows_in_another_order_are_the_same_store(tmp_path):
     def arranged(name, rows):
         labels = np.arange(ROWS) % 5
         names = np.array([f"{i:05}" for i in range(ROWS)])
-        x = values(ROWS, 6)[rows]
-        file = write(tmp_path / name, x, labels=labels[rows], name=names[rows])
+        file = write(tmp_path / name, values(ROWS, 6)[rows], labels=labels[rows], name=names[rows])
         content = content_of(file)
         # The backbone is called as the file, and is no part of the rows.
         return content.dataset["digest"], content.values

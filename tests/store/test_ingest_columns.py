@@ -6,7 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from command import fedcache, ok
+from arrays import normals
+from command import data_of, fedcache
 from files_now import times_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +22,7 @@ from fedcache.tables.roles import ColumnChoice
 from fedcache.tables.words import Words
 
 N = 12
-X = np.random.default_rng(0).normal(size=(N, 3)).astype("f4")
+X = normals(0, N, 3)
 
 
 def of_npz(tmp_path, choice=None, **columns):
@@ -107,8 +108,8 @@ def test_the_same_rows_with_other_groups_keep_their_features(tmp_path):
     before = times_of(path / "features")
     assert "new groups day" in ingest(ward=3, day=6)
     assert times_of(path / "features") == before
-    assert ok("inspect mine").data["groups"] == {"day": 6, "site": 6, "ward": 3}
-    assert ok("verify mine").data["ok"]
+    assert data_of("inspect mine")["groups"] == {"day": 6, "site": 6, "ward": 3}
+    assert data_of("verify mine")["ok"]
     assert "Nothing to do" in ingest(ward=3, day=6)
 
 
@@ -131,7 +132,7 @@ def test_columns_are_named_by_the_user_where_their_names_say_nothing(tmp_path):
     file = tmp_path / "odd.npz"
     np.savez(file, **odd)
     keys = "--features-key clip_vit --label-key diagnosis --split-key fold --name-key scan"
-    made = ok(f"ingest {file} --name odd {keys} --domain-key site").data
+    made = data_of(f"ingest {file} --name odd {keys} --domain-key site")
     store = Store.open(made["path"])
     s = store.samples
     assert s.label.tolist() == [0, 1, 2] * 4

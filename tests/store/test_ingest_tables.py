@@ -11,10 +11,11 @@ import pyarrow.csv
 import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
-from command import ok
+from arrays import normals
+from command import data_of
 from conversion_lines import run_conversion
 from embedding_file import read_embeddings
-from failing_command import must_fail
+from failing_command import must_fail_corrupt
 from hypothesis import given
 from hypothesis import strategies as st
 from refusal import corruption, refused
@@ -29,7 +30,7 @@ from fedcache.tables.words import Words
 
 N = 30
 D = 5
-X = np.random.default_rng(0).normal(size=(N, D)).astype("f4")
+X = normals(0, N, D)
 LABELS = np.arange(N) % 3
 WARDS = [None if i % 7 == 0 else f"w{i % 4}" for i in range(N)]
 ENDINGS = ("parquet", "csv", "csv.gz", "tsv", "tsv.gz", "feather", "arrow")
@@ -221,9 +222,8 @@ def test_rows_that_are_not_finite_are_named_and_left_out_when_asked(tmp_path, en
     else:
         write(file, pa.table({**{f"f{i}": bad[:, i] for i in range(D)}, "label": LABELS}))
     line = f"ingest {file} --name dirty --label-key label"
-    error = must_fail("3, 8, 29", line, code=5)
-    assert error["hint"].endswith(f"fedcache {line} --drop-nan")
-    made = ok(line, "--drop-nan").data
+    assert must_fail_corrupt("3, 8, 29", line)["hint"].endswith(f"fedcache {line} --drop-nan")
+    made = data_of(line, "--drop-nan")
     assert made["images"] == N
     assert made["ok"] == N - 3
     store = Store.open(made["path"])
@@ -337,5 +337,4 @@ def test_another_encoding_is_refused_with_the_lines_that_convert_it(tmp_path):
     other = tmp_path / "other.csv.gz"
     plain.write_text(in_dialect(";"), "utf-8")
     other.write_bytes(gzip.compress(in_dialect(";").encode("cp1252")))
-    caught = refused(lambda: open_embeddings(other), "UTF-8")
-    assert digest(run_conversion(caught)) == digest(plain)
+    assert digest(run_conversion(refused(lambda: open_embeddings(other), "UTF-8"))) == digest(plain)

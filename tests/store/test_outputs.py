@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from command import environment, ok
+from command import data_of, environment, ok
 
 from fedcache.store import lock
 from fedcache.store.files import open_unnamed, write_sealed
@@ -95,7 +95,7 @@ def test_gc_names_what_a_killed_command_left_outside_the_home_and_removes_it(out
     other = out.with_name(f".other.csv.{2**22 + 1}-00000000.partial")  # of no fedcache of this home
     other.touch()
     (left,) = out.parent.glob(".p*.partial")
-    named = {Path(g["path"]): g["why"] for g in ok("gc").data["garbage"]}
+    named = {Path(g["path"]): g["why"] for g in data_of("gc")["garbage"]}
     assert named[left] == "partial output of a killed process"
     ok("gc --delete")
     assert list(out.parent.iterdir()) == [other]
@@ -107,7 +107,7 @@ def test_an_output_that_is_being_written_is_left_alone(tmp_path, own_home):
     path = tmp_path / "p.csv"
     with output_file(path) as first:
         first.write(b"first")
-        assert f"{tmp_path}/.p" not in str(ok("gc").data["garbage"])
+        assert f"{tmp_path}/.p" not in str(data_of("gc")["garbage"])
         write_output(path, b"second")
         assert path.read_bytes() == b"second"
     assert path.read_bytes() == b"first"

@@ -7,8 +7,9 @@ import urllib.request
 
 import numpy as np
 import pytest
-from command import fedcache, ok
-from failing_command import must_fail
+from arrays import normals
+from command import data_of, fedcache, ok
+from failing_command import must_fail_store
 from files_now import bytes_of
 from homes import made_once
 from made_path import place_of
@@ -59,7 +60,7 @@ def results(store, runs):
     found = []
     runs.mkdir()
     for method in METHODS:
-        data = ok(f"train {method} --clients 4 --no-extract --store {store} --runs {runs}").data
+        data = data_of(f"train {method} --clients 4 --no-extract --store {store} --runs {runs}")
         found.append({key: data[key] for key in ("digest", "accuracy", "seeds")})
     return found
 
@@ -71,7 +72,7 @@ def test_three_methods_give_equal_results_wherever_the_store_is(
     monkeypatch.setattr(byte_source, "WAITS", (0.01,) * 5)
     here = results(digits, tmp_path / "here")
     ok(f"publish {digits} {bucket}/a/digits")
-    assert ok(f"verify {bucket}/a/digits").data["ok"] is True
+    assert data_of(f"verify {bucket}/a/digits")["ok"] is True
     assert results(published, tmp_path / "folder") == here
     assert results(f"{bucket}/a/digits", tmp_path / "bucket") == here
     with web_server(published.parent) as server:
@@ -84,7 +85,7 @@ def test_three_methods_give_equal_results_wherever_the_store_is(
 
 
 def test_a_bucket_refuses_in_one_sentence(bucket, digits, monkeypatch):
-    must_fail("is not a store", f"inspect {bucket}/nothing", code=Exit.STORE)
+    must_fail_store("is not a store", f"inspect {bucket}/nothing")
     missing = fedcache(f"publish {digits} {bucket}-missing/x")
     assert missing.code == Exit.STORE
     assert "the bucket does not exist" in missing.err
@@ -96,8 +97,8 @@ def test_a_bucket_refuses_in_one_sentence(bucket, digits, monkeypatch):
         "a publication of another dataset",
     )
     inside = f"publish {bucket}/x {bucket}/x"
-    must_fail("inside the store", inside, code=Exit.STORE)
-    must_fail("inside the store", f"{inside}/more", code=Exit.STORE)
+    must_fail_store("inside the store", inside)
+    must_fail_store("inside the store", f"{inside}/more")
     for endpoint in ("localhost:80", "", "http://localhost:99999"):
         monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
         must_fail("AWS_ENDPOINT_URL (https://HOST)", f"inspect {bucket}/x")
@@ -121,7 +122,7 @@ for number in random.choices(range(len(here.arrays[key].chunks)), k=300):
 
 def test_two_processes_share_the_room_of_mirrors(tmp_path, monkeypatch):
     """Each removes chunks that the other is about to read, and both read what was published."""
-    x = np.random.default_rng(0).standard_normal((512 * 12, 8)).astype(np.float32)
+    x = normals(0, 512 * 12, 8)
     store = Store.from_arrays({"mine": x}, labels=np.arange(len(x)) % 3)
     publish.publish(store, f"{tmp_path}/web/mine", "", Silent())
     monkeypatch.setenv("FEDCACHE_REMOTE_CACHE", str(4 * 512 * 8 * 4))
@@ -139,14 +140,14 @@ def published(digits, tmp_path):
 
 
 def test_evaluation_prediction_and_grids_read_a_published_store(digits, published, tmp_path):
-    run = ok(f"train fedncm --clients 4 --store {digits}").data["path"]
+    run = place_of(f"train fedncm --clients 4 --store {digits}")
     with web_server(published.parent) as server:
         address = f"{server.address}/digits"
 
         def told(line, store):
-            return {k: v for k, v in ok(line, run, "--store", store).data.items() if k != "runs"}
+            return {k: v for k, v in data_of(line, run, "--store", store).items() if k != "runs"}
 
         for line in ("predict", "evaluate"):
             assert told(line, address) == told(line, digits)
         ok(f"grid fedncm --sweep shots=1,2 --scheme few-shot --clients 4 --store {address}")
-        assert ok(f"export {tmp_path}/rows.npz --store {address}").data["rows"] == 400
+        assert data_of(f"export {tmp_path}/rows.npz --store {address}")["rows"] == 400

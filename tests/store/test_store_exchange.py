@@ -161,8 +161,7 @@ def offsets_beyond_the_file(path):
 
 def extension_type(path):
     storage = pa.array([b"0123456789abcdef"] * 2, pa.binary(16))
-    held = pa.ExtensionArray.from_storage(pa.uuid(), storage)
-    pq.write_table(pa.table({"features": held}), path)
+    pq.write_table(pa.table({"features": pa.ExtensionArray.from_storage(pa.uuid(), storage)}), path)
 
 
 def pickled_extension_type(path):

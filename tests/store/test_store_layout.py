@@ -225,10 +225,9 @@ def test_bad_rows_have_one_spelling_of_nan(store):
 def test_what_a_store_does_not_hold_is_named_with_the_command_that_makes_it(store):
     fill(store, KEYS[1])
     store = Store.open(store.path)
-    command = f"fedcache extract --store {store.path} --backbones a"
     for call, *words in (
         (lambda: store.partition("p"), "s.zarr", "'p'"),
-        (lambda: store.text("a"), command),
+        (lambda: store.text("a"), f"fedcache extract --store {store.path} --backbones a"),
         (lambda: store.use_text("a", ["{}"]), "s.zarr"),
         (lambda: store.reader("c-1"), "c-1", KEYS[1]),
     ):

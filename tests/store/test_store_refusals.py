@@ -39,8 +39,7 @@ def test_a_manifest_that_is_no_file_is_corrupt_and_one_that_appears_is_read(fini
     assert manifest.read_manifest(path).rows == 14
     assert list(answers) == []
     monkeypatch.setattr(manifest, "read_whole", fails(PermissionError(13, "Permission denied")))
-    named = f"{path}/manifest.json"
-    corruption(lambda: manifest.read_manifest(path), named)
+    corruption(lambda: manifest.read_manifest(path), f"{path}/manifest.json")
 
 
 def test_a_store_without_features_says_so():

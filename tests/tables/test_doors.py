@@ -17,7 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from command import fedcache, ok
+from arrays import normals
+from command import data_of, fedcache
 from command_lines import COMMANDS
 from draws import examples
 from failing_command import must_fail
@@ -40,7 +41,7 @@ from fedcache.tables.roles import ColumnChoice
 from fedcache.tables.table_files import EMPTY_CELLS
 
 ROWS = 24
-FEATURES = np.random.default_rng(0).normal(size=(ROWS, 3)).astype("f4")
+FEATURES = normals(0, ROWS, 3)
 IMAGES = np.random.default_rng(1).integers(0, 255, (ROWS, 4, 4, 3), dtype=np.uint8)
 PNGS = [encoded(image) for image in IMAGES]
 TEXTS = [f"a text of its own, number {row}" for row in range(ROWS)]
@@ -521,8 +522,7 @@ def test_groups_are_called_like_their_columns_or_it_is_said(tmp_path):
 
 
 def test_a_table_of_numbers_beside_the_labels_is_not_the_labels(tmp_path):
-    pairs = [[row, row + 1] for row in range(ROWS)]
-    columns = {"labels": pairs, "category": column("a", "b")}
+    columns = {"labels": [[row, row + 1] for row in range(ROWS)], "category": column("a", "b")}
     for door in DOORS:
         if door != "ingest h5":
             read = through(door, tmp_path, columns)
@@ -672,8 +672,7 @@ def test_a_row_has_the_class_name_that_its_own_file_lists(tmp_path, ending, trai
     words = []
     for split, names in (("test", test), ("train", train)):  # in the order of their names
         of_file = names or test or train  # a file without a list has that of the others
-        label = column(*range(len(of_file)))
-        table = named_codes(pa.table({**PICTURES, "label": label}), names)
+        table = named_codes(pa.table({**PICTURES, "label": column(*range(len(of_file)))}), names)
         if ending == "arrow":
             write_arrow(tmp_path / f"{split}-0.arrow", table)
         else:
@@ -814,10 +813,9 @@ def test_features_of_two_splits_are_those_of_the_file(tmp_path):
 
 
 def test_errors_name_what_is_wrong(tmp_path):
-    names = np.array(["ant", "bee"])
     write_npz(
         tmp_path / "e.npz",
-        {"X": FEATURES, "classes": names},
+        {"X": FEATURES, "classes": np.array(["ant", "bee"])},
         {"label": column("ant", "bee", "lion")},
     )
     unreadable("", tmp_path / "e.npz", "'lion'", "ant, bee")
@@ -932,14 +930,14 @@ def test_labels_of_another_name_are_asked_for_before_anything_is_written(tmp_pat
     )
     for words in doors:
         must_fail("--label-key diagnosis", *words)
-    assert not ok("ls").data["entries"]
+    assert not data_of("ls")["entries"]
     for words in doors:
         assert samples_of(*words, "--label-key", "diagnosis").classes == ("cold", "flu")
         again = ("--replace",) if words[0] == "ingest" else ()
         assert samples_of(*words, "--unlabelled", *again).classes == ()
     # Features of the class names make a store useful without labels.
     write_npz(tmp_path / "t.npz", {"features/a": FEATURES, "text/a": FEATURES[:2]}, columns)
-    assert ok(f"ingest {tmp_path}/t.npz --name texts").data["groups"] == ["diagnosis"]
+    assert data_of(f"ingest {tmp_path}/t.npz --name texts")["groups"] == ["diagnosis"]
 
 
 # Tables that are written in an odd way: what is refused says what to do, and what it says to do works
@@ -1177,7 +1175,7 @@ def test_a_suggested_column_of_any_name_can_be_pasted(tmp_path, name):
     options, _, rest = hint.partition(", in a spec ")
     (whole,) = shlex.split(rest.partition(". If there are no labels")[0])
     assert samples_of(*extraction(whole)).classes == ("a", "b")
-    assert ok("datasets", "info", f"arrays:{file}", *shlex.split(options)).data["classes"] == [
+    assert data_of("datasets", "info", f"arrays:{file}", *shlex.split(options))["classes"] == [
         "a",
         "b",
     ]
