@@ -39,8 +39,7 @@ def test_flags_are_laid_over_a_section_and_what_is_empty_was_not_given():
     assert type(made.byzantine) is float
     assert type(made.dp_clip) is float
     assert resolve(TrainConfig, {}, {}) == TrainConfig()
-    numbers = {"recipe": {"max_tokens": 32, "crop_pct": 0.9}}
-    made = resolve(ExtractConfig, numbers, {})
+    made = resolve(ExtractConfig, {"recipe": {"max_tokens": 32, "crop_pct": 0.9}}, {})
     assert made.recipe == {"max_tokens": "32", "crop_pct": "0.9"}
 
 

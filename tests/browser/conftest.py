@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from command import ok
 from homes import made_once
-from made_path import place_of
+from made_path import extracted, place_of
 from pictures import folder
 
 from fedcache.runs.directory import read_result, write_result
@@ -64,8 +64,7 @@ def made_demo(place):
     """A report of runs in two settings, with curves, two backbones and a class whose name is a script."""
     images = folder(place / "shapes", train=16, test=6)
     for split in ("train", "test"):
-        first = sorted((images / split).iterdir())[0]
-        first.rename(images / split / "<script>alert(1)<∕script>")
+        sorted((images / split).iterdir())[0].rename(images / split / "<script>alert(1)<∕script>")
     ok(
         f"extract --dataset folder:{images} --backbones random-projection,random-projection:16 "
         "--size 8"
@@ -82,8 +81,7 @@ def made_demo(place):
 
 def made_grid(place):
     """A report of 240 points: one trained run, and 239 results that differ from it in numbers and the accuracy."""
-    images = folder(place / "shapes")
-    ok(f"extract --dataset folder:{images} --backbones random-projection --size 8")
+    extracted(place, "random-projection --size 8")
     iid = "--scheme iid --clients 4"
     made = place_of(f"train fedavg {iid} --rounds 2 --set batch=2 --eval-every 1 --seeds 0-2")
     result = read_result(made / "result.json")

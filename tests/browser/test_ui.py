@@ -10,8 +10,7 @@ from axe_check import serious
 from command import ok, start
 from files_now import files_now
 from homes import made_once
-from made_path import place_of
-from pictures import folder
+from made_path import extracted, place_of
 from test_page import fits
 from ui_client import served
 
@@ -21,16 +20,13 @@ from fedcache.store.files import write_sealed
 IID = "--scheme iid --clients 4 --set batch=4 --set dim=8"
 
 
-def extracted(place):
-    images = folder(place / "shapes", train=24, test=8)
-    return place_of(
-        f"extract --dataset folder:{images} --backbones random-projection --size 8 --workers 0"
-    )
+def shapes(place):
+    return extracted(place, "random-projection --size 8", train=24, test=8)
 
 
 def trained(place):
     """A home with everything that a page shows: a store, runs, a grid, a run that was killed and a damaged one."""
-    extracted(place)
+    shapes(place)
     ok(f"train --method fedavg {IID} --rounds 4 --eval-every 1 --seeds 0,1")
     made = place_of("train --method fed3r --scheme iid --clients 4 --seeds 0,1")
     ok(
@@ -69,7 +65,7 @@ def test_one_window_shows_a_home_before_while_and_after_a_grid_is_trained(opened
     with served(home) as (address, _), opened(address) as page:
         assert "Nothing is here yet" in page.text_content("main")
         assert serious(page) == []
-        extracted(tmp_path)
+        shapes(tmp_path)
         page.wait_for_selector("main a[href^='store']")
         words = "--rounds 1500 --eval-every 100 --sweep lr=0.1,0.01 --validation 0.2 --exact"
         grid = start(f"grid --method fedavg {IID} {words}", home=home)
@@ -84,8 +80,7 @@ def test_one_window_shows_a_home_before_while_and_after_a_grid_is_trained(opened
             page.wait_for_selector("h1 .running")
             page.wait_for_selector("main > [role=status]:has-text('left')")
             assert "waiting" in page.text_content("table")
-            share = page.get_attribute("main > .bar", "data-share")
-            assert 0 < float(share) < 50
+            assert 0 < float(page.get_attribute("main > .bar", "data-share")) < 50
             assert serious(page) == []
             page.click("tbody th a")
             page.wait_for_selector("h1 .running")

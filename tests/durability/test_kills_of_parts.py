@@ -42,8 +42,7 @@ def test_killed_parts_and_joins_end_as_the_store_of_one_process(tmp_path, home, 
             command = (*words, "--store", base, "--part", f"{i}/{PARTS}")
             place = tmp_path / f"{number}.part-{i}-of-{PARTS}.zarr"
             for _ in range(2):
-                more = done(place) + draw.randint(1, 10)
-                killed += kill_when(command, machine, place, more)
+                killed += kill_when(command, machine, place, done(place) + draw.randint(1, 10))
             last = apart(*command, home=machine)
             assert last.code in (0, 3), last.err
             assert not list(place.rglob("*.partial"))

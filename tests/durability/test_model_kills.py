@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from shlex import split
 
-from command import ok
+from command import data_of
 from files_now import files_now
 from forked import apart, start
 
@@ -50,4 +50,4 @@ def test_training_killed_while_it_saves_has_no_result_or_whole_models(tmp_path, 
         assert again.code == 0, again.err
         assert {k: v for k, v in models_in(runs).items() if not k.endswith(".partial")} == expected
         left = set(runs.glob("*/models/.*.partial"))
-        assert left <= {Path(one["path"]) for one in ok("gc").data["garbage"]}
+        assert left <= {Path(one["path"]) for one in data_of("gc")["garbage"]}

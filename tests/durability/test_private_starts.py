@@ -3,7 +3,7 @@
 from shlex import split
 
 import pytest
-from command import ok
+from command import data_of
 from forked import start
 from private_starts import CONFIG, held_owner, home, ingested, started, until_all_wait
 
@@ -27,7 +27,7 @@ def test_a_killed_owner_of_a_private_run_is_succeeded_by_one_that_waits(tmp_path
     all_give_one_result(others)
 
 
-def test_a_private_grid_whose_points_are_trained_elsewhere_returns_their_results(tmp_path):
+def test_a_private_grid_whose_points_are_trained_elsewhere_returns_their_results():
     words = split(
         "grid --method fedavg --sweep lr=0.1,0.01 --rounds 3 --participation 0.5 "
         "--dp-clip 1 --dp-noise 2 --dp-allow evaluation"
@@ -35,8 +35,7 @@ def test_a_private_grid_whose_points_are_trained_elsewhere_returns_their_results
     both = [start(*words, "--json", home=home()) for _ in range(2)]
     told = [one.communicate(timeout=600) for one in both]
     assert [one.returncode for one in both] == [0, 0], told
-    done = ok(*words).data
-    assert all(point["reused"] for point in done["points"])
+    assert all(point["reused"] for point in data_of(*words)["points"])
     assert len(read_releases(home() / "privacy.jsonl")) == 2
 
 

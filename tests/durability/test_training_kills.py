@@ -8,9 +8,10 @@ from shlex import split
 
 import numpy as np
 import pytest
-from command import ok
+from arrays import normals
 from forked import apart
 from homes import made_once
+from made_path import place_of
 from test_kills import killed_after
 from toy_store import content
 
@@ -26,9 +27,7 @@ GRID = split(
 
 def small_store(_folder):
     """A store of 600 digits in the home."""
-    return Path(
-        ok("extract --dataset digits --backbones random-projection --limit 600").data["path"]
-    )
+    return place_of("extract --dataset digits --backbones random-projection --limit 600")
 
 
 store = made_once(small_store)
@@ -71,7 +70,7 @@ def named_by_gc(home):
 def test_killed_commands_lose_nothing_and_gc_names_what_they_leave(
     tmp_path, home, store, cases, what
 ):
-    features = np.random.default_rng(0).normal(size=(20_000, 64)).astype("f4")
+    features = normals(0, 20_000, 64)
     np.savez(tmp_path / "e.npz", features=features, label=np.arange(20_000) % 10)
 
     def line(number):
@@ -120,8 +119,7 @@ def test_killed_commands_lose_nothing_and_gc_names_what_they_leave(
                 break
             killed += 1
             if killed % 5 == 0:
-                partial = {path for path in left() if "journal" not in path.name}
-                assert partial <= named_by_gc(home)
+                assert {path for path in left() if "journal" not in path.name} <= named_by_gc(home)
         assert completed(number) == expected
     assert left() == named_by_gc(home)
     assert apart("gc --delete --json", home=home).code == 0

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from arrays import around
 from command import apart, environment, words_of
 from draws import FULL
 
@@ -197,8 +198,7 @@ class Federation:
 
 @pytest.fixture
 def federation(tmp_path):
-    y = np.tile(np.arange(4), 60)
-    x = (np.random.default_rng(0).normal(size=(240, 8)) + 2 * np.eye(4, 8)[y]).astype(np.float32)
+    x, y = around(4, 60, 2)
     np.savez(
         tmp_path / "rows.npz", features=x, labels=y, split=(np.arange(240) % 5 == 0).astype(int)
     )

@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from command import fedcache, ok
+from command import data_of, fedcache, ok
 from draws import one_of_each
 from federation import cases, difference, on_cpu, trial_of_case
 from pairs import parametrize, served
@@ -25,8 +25,7 @@ pytestmark = [
 ]
 
 
-def pytest_generate_tests(metafunc):
-    parametrize(metafunc)
+pytest_generate_tests = parametrize
 
 
 @served(one_of_each(cases()), ["sequential", "batched", "gram"])
@@ -108,24 +107,23 @@ def test_what_a_gpu_cannot_hold_is_said_in_one_sentence(digits, share, command, 
 def test_a_command_trains_on_a_gpu_what_it_trains_on_the_cpu(digits, own_home, method):
     rounds = "" if METHODS[method].one_shot else "--rounds 3"
     line = f"train --method {method} --partition ten {rounds} --device"
-    there, here = ok(line, "cuda").data, ok(line, "cpu").data
+    there, here = data_of(line, "cuda"), data_of(line, "cpu")
     assert (there["device"], here["device"]) == ("cuda", "cpu")
     assert abs(there["accuracy"]["mean"] - here["accuracy"]["mean"]) < 0.02
-    again = ok(line, "cuda").data
-    assert again["accuracy"]["mean"] == there["accuracy"]["mean"]
+    assert data_of(line, "cuda")["accuracy"]["mean"] == there["accuracy"]["mean"]
 
 
 def test_a_grid_and_what_is_made_of_its_models_on_a_gpu(digits, own_home, tmp_path):
     ok("grid --method fedavg --partition ten --rounds 3 --sweep lr=0.001,0.01 --device cuda")
     found = [json.loads(p.read_text()) for p in own_home.glob("runs/*/result.json")]
     assert {r["device"] for r in found} == {"cuda"}
-    run = ok("train --method fedpcl --partition ten --rounds 2 --device cuda").data
+    run = data_of("train --method fedpcl --partition ten --rounds 2 --device cuda")
     assert ok(f"evaluate {run['digest'][:12]} --dataset digits --device cuda").code == 0
     assert ok(f"report -o {tmp_path}/r.html").code == 0
 
 
 def test_prompts_are_trained_through_the_text_encoder_on_a_gpu(digits):
     words = "--method promptfl --partition ten --rounds 1 --participation 2 --set epochs=1"
-    done = ok(f"train {words} --device cuda").data
+    done = data_of(f"train {words} --device cuda")
     assert done["device"] == "cuda"
     assert done["accuracy"]["mean"] > 0.1

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from arrays import ingested
-from command import fedcache, ok
-from failing_command import must_fail
+from command import data_of, fedcache, ok
+from failing_command import must_fail, must_fail_machine
 from homes import made_once
-from made_path import place_of
-from pictures import folder
+from made_path import extracted
 from refusal import stopped
 from setting_lines import set_to
 from stops import StopsAfter
@@ -29,14 +28,13 @@ SGD = "fedavg --set head=linear --set opt=sgd --set batch=8"
 SWEEP = "--sweep lr=0.1,0.02 --sweep wd=0,0.01"
 
 
-def extracted(place):
+def two_domains(place):
     """Two domains of three classes, 24 training images of each, with features of one backbone."""
-    images = folder(place / "shapes", domains=("ink", "chalk"))
-    words = "--backbones random-projection:128 --batch 4 --chunk-rows 8 --workers 0"
-    return place_of(f"extract --dataset folder:{images} {words}")
+    words = "random-projection:128 --batch 4 --chunk-rows 8"
+    return extracted(place, words, domains=("ink", "chalk"))
 
 
-store = made_once(extracted)
+store = made_once(two_domains)
 
 
 @pytest.mark.slow
@@ -50,18 +48,18 @@ store = made_once(extracted)
 )
 def test_every_point_of_a_program_is_its_single_run(store, method, execution):
     words = f"{method} {IID} --rounds 3 --participation all --seeds 0,1 --dtype float64"
-    done = ok(f"grid {words} {SWEEP}").data
+    done = data_of(f"grid {words} {SWEEP}")
     assert len(done["points"]) == 4
     for point in done["points"]:
         assert point["execution"] == execution
         assert point["points"] == 4
-        alone = ok(f"train {words}", *settings_of(point)).data
+        alone = data_of(f"train {words}", *settings_of(point))
         assert not alone["reused"], (
             "a point that was computed with others is no substitute for the run alone"
         )
         for key in ("accuracy", "macro_f1", "fairness", "traffic", "clients", "parameters"):
             assert alone[key] == point[key], key
-    assert ok(f"grid {words} {SWEEP}").data["reused"] == 4
+    assert data_of(f"grid {words} {SWEEP}")["reused"] == 4
 
 
 def settings_of(point):
@@ -70,12 +68,12 @@ def settings_of(point):
 
 def test_exact_points_have_the_bits_and_the_digest_of_single_runs(store):
     words = f"{SGD} {IID} --rounds 2"
-    done = ok(f"grid {words} --sweep lr=0.1,0.02 --exact").data
+    done = data_of(f"grid {words} --sweep lr=0.1,0.02 --exact")
     for point in done["points"]:
-        alone = ok(f"train {words}", *settings_of(point)).data
+        alone = data_of(f"train {words}", *settings_of(point))
         assert alone["reused"]
         assert alone["digest"] == point["digest"]
-    together = ok(f"grid {words} --sweep lr=0.1,0.02").data
+    together = data_of(f"grid {words} --sweep lr=0.1,0.02")
     assert together["reused"] == 2, "what was trained alone is not trained again"
 
 
@@ -119,8 +117,8 @@ def test_processes_give_what_one_gives(store, tmp_path):
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(6)
-        one = ok(f"{words} --runs {tmp_path}/one").data["points"]
-        two = ok(f"{words} --runs {tmp_path}/two --jobs 2").data["points"]
+        one = data_of(f"{words} --runs {tmp_path}/one")["points"]
+        two = data_of(f"{words} --runs {tmp_path}/two --jobs 2")["points"]
     finally:
         torch.set_num_threads(before)
     assert [p["accuracy"] for p in one] == [p["accuracy"] for p in two]
@@ -131,7 +129,7 @@ def test_processes_give_what_one_gives(store, tmp_path):
     ]
     assert told == [6, 3]
     # A method of one round has one run for all numbers of rounds; several processes make it at the same time.
-    done = ok(f"grid fed3r {IID} --sweep rounds=1,2,3,4,5,6,7 --jobs 2 --seeds 0-4").data
+    done = data_of(f"grid fed3r {IID} --sweep rounds=1,2,3,4,5,6,7 --jobs 2 --seeds 0-4")
     assert len({p["digest"] for p in done["points"]}) == 1
 
 
@@ -145,8 +143,8 @@ def test_processes_that_are_killed_end_a_grid_with_one_sentence(store, monkeypat
     words = f"grid fedavg --set batch=8 {IID} --rounds 2 --sweep lr=0.01,0.02,0.03 --jobs 2"
     with monkeypatch.context() as patch:
         patch.setattr(train_grid, "wait", killed)
-        must_fail("was killed", words, code=Exit.ENVIRONMENT)
-    assert len(ok(words).data["points"]) == 3
+        must_fail_machine("was killed", words)
+    assert len(data_of(words)["points"]) == 3
 
 
 @pytest.mark.parametrize("rates", ["0.1,1e38", "1e38,0.1"])
@@ -154,13 +152,13 @@ def test_a_point_that_diverges_ends_alone(store, rates):
     words = f"{SGD} {IID} --rounds 4 --set epochs=3"
     done = fedcache(f"grid {words} --sweep lr={rates} --json")
     assert done.code == Exit.FEDERATED
-    data = done.envelope["data"]
+    data = done.data
     assert [p["sweep"]["lr"] for p in data["points"]] == ["0.1"]
     (lost,) = data["failed"]
     assert lost["sweep"] == {"lr": "1e38"}
     assert "learning rate" in lost["hint"]
     (kept,) = data["points"]
-    alone = ok(f"train {words} --set lr=0.1").data
+    alone = data_of(f"train {words} --set lr=0.1")
     assert kept["accuracy"]["mean"] == pytest.approx(alone["accuracy"]["mean"], abs=1e-3)
 
 
@@ -187,11 +185,11 @@ def test_ridges_and_partitions_of_a_grid_share_the_statistics(store):
     for point in done.data["points"]:
         lam = point["sweep"]["lam"]
         scheme = point["sweep"]["scheme"]
-        alone = ok(f"train {words} --set lam={lam} --scheme {scheme}").data
+        alone = data_of(f"train {words} --set lam={lam} --scheme {scheme}")
         assert not alone["reused"], "sums in another order are no substitute for the run alone"
         for key in ("accuracy", "macro_f1", "traffic", "parameters"):
             assert alone[key] == point[key], key
-    assert ok(f"grid {words} {sweep} --exact").data["reused"] == 10
+    assert data_of(f"grid {words} {sweep} --exact")["reused"] == 10
 
 
 @pytest.mark.parametrize(

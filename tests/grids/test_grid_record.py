@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from arrays import ingested
-from command import ok
+from command import data_of
 from failing_command import must_fail
 from refusal import corruption
 
@@ -30,7 +30,7 @@ def test_a_grid_leaves_its_points_the_command_of_these_and_how_each_ended(
     once, own_home, words, points
 ):
     once(ingested)
-    done = ok(f"grid fedavg {words} {IID}").data
+    done = data_of(f"grid fedavg {words} {IID}")
     (path,) = (own_home / FOLDER).iterdir()
     found = read_record(path)
     assert found["points"] == [(p["method"], p["sweep"]) for p in done["points"]]
@@ -42,7 +42,7 @@ def test_a_grid_leaves_its_points_the_command_of_these_and_how_each_ended(
     # The command that is kept is the grid itself: nothing is trained again, and no second record comes.
     program, *again = shlex.split(found["command"])
     assert program == "fedcache"
-    assert ok(*again).data["reused"] == points
+    assert data_of(*again)["reused"] == points
     assert [p.name for p in (own_home / FOLDER).iterdir()] == [path.name]
 
 
@@ -51,7 +51,7 @@ def test_a_grid_that_ends_early_says_so_and_one_that_cannot_write_its_record_goe
 ):
     once(ingested)
     (own_home / FOLDER).write_text("a file where the folder would be")
-    assert ok(f"grid fed3r {IID} --sweep lam=1,2").data["reused"] == 0
+    assert data_of(f"grid fed3r {IID} --sweep lam=1,2")["reused"] == 0
     (own_home / FOLDER).unlink()
     must_fail("", f"grid fedavg {IID} --sweep lr=0.1,0.2 --domain nowhere")
     (path,) = (own_home / FOLDER).iterdir()

@@ -1,7 +1,7 @@
 """Every predefined grid expands: its methods, values and backbones exist, and its partitions fit data like digits."""
 
 import pytest
-from command import ok
+from command import data_of
 from failing_command import must_fail
 from partition_rows import even_columns
 from pictures import folder
@@ -27,8 +27,7 @@ def test_a_ready_grid_expands(name):
     assert len(points) == grid.points > 1
     tried = set()
     for method, sweep in points:
-        settings = values_of_place(sweep, "set")
-        METHODS[method].resolve(config.preset, config.set | settings)
+        METHODS[method].resolve(config.preset, config.set | values_of_place(sweep, "set"))
         for backbone in (*sweep.get("backbones", "").split("+"), *config.backbones):
             assert not backbone or lookup(backbone).name
         part = partition_of_point(base, sweep, swept_schemes(points))
@@ -97,7 +96,7 @@ def test_a_ready_grid_runs_and_what_is_said_takes_its_place(tmp_path):
     images = f"folder:{folder(tmp_path / 'shapes', domains=('ink', 'chalk'))}"
     words = f"grid --ready fst-sampling --backbones glyph-clip --dataset {images}"
     short = "--rounds 1 --seeds 0 --clients 2 --participation all --sweep scheme=iid"
-    points = ok(f"{words} {short}").data["points"]
+    points = data_of(f"{words} {short}")["points"]
     assert [p["sweep"]["sampling"] for p in points] == ["equal", "balanced"]
     for point in points:
         assert point["method"] == "fst-cbdg"

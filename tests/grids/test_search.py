@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from arrays import embeddings, ingested
-from command import ok, start
+from command import data_of, ok, start
 from draws import one_of_each
-from failing_command import must_fail
+from failing_command import must_fail, must_fail_corrupt, must_fail_machine
 from files_now import files_now
+from homes import made_once
 from made_path import place_of
 from refusal import refused
 
@@ -31,9 +32,7 @@ RUN = "fedavg --scheme iid --clients 3 --participation all --rounds 4 --validati
 SEARCH = f"grid {RUN} --sampler optuna --sweep lr=log:1e-3..1 --sweep batch=4,8,16"
 
 
-@pytest.fixture(autouse=True)
-def store(once):
-    return once(ingested)
+store = made_once(ingested, autouse=True)
 
 
 def searched(**sweeps):
@@ -102,7 +101,7 @@ def test_a_search_without_optuna_says_how_to_install_it(monkeypatch):
     monkeypatch.setattr(
         spaces, "find_spec", lambda name: None if name == "optuna" else find_spec(name)
     )
-    must_fail("pip install 'fedcache[optuna]'", SEARCH, code=6)
+    must_fail_machine("pip install 'fedcache[optuna]'", SEARCH)
 
 
 def test_a_search_needs_rows_to_choose_by_rounds_to_prune_by_and_one_process(own_home):
@@ -117,7 +116,7 @@ def test_a_search_needs_rows_to_choose_by_rounds_to_prune_by_and_one_process(own
 
 @pytest.mark.slow
 def test_every_trial_is_the_run_that_training_its_point_alone_gives(tmp_path):
-    done = ok(f"{SEARCH} --trials 4").data
+    done = data_of(f"{SEARCH} --trials 4")
     counts = {"trials": 4, "finished": 4, "pruned": 0, "failed": 0}
     assert done["search"].items() >= {**counts, "sampler": "tpe", "pruner": "none"}.items()
     (tmp_path / "alone").mkdir()
@@ -132,8 +131,8 @@ def test_every_trial_is_the_run_that_training_its_point_alone_gives(tmp_path):
 
 
 def test_another_score_is_another_search_that_ranks_by_it():
-    plain = ok(f"{SEARCH.replace('fedavg', 'fedper')} --trials 2 ").data
-    pooled = ok(f"{SEARCH.replace('fedavg', 'fedper')} --trials 2 --score pooled").data
+    plain = data_of(f"{SEARCH.replace('fedavg', 'fedper')} --trials 2 ")
+    pooled = data_of(f"{SEARCH.replace('fedavg', 'fedper')} --trials 2 --score pooled")
     assert plain["score"] == "own"
     assert pooled["score"] == "pooled"
     assert plain["search"]["study"] != pooled["search"]["study"]
@@ -148,9 +147,9 @@ def trained_alone(point):
 def test_more_trials_go_on_and_are_those_of_an_unbroken_search(tmp_path, sampler):
     words = SEARCH.replace("optuna", f"optuna:{sampler}:3")
     (tmp_path / "whole").mkdir()
-    first = ok(f"{words} --trials 3").data
-    more = ok(f"{words} --trials 13").data
-    whole = ok(f"{words} --trials 13 --runs {tmp_path}/whole").data
+    first = data_of(f"{words} --trials 3")
+    more = data_of(f"{words} --trials 13")
+    whole = data_of(f"{words} --trials 13 --runs {tmp_path}/whole")
     assert first["reused"] == 0
     assert more["reused"] == 3
     assert whole["reused"] == 0
@@ -173,17 +172,17 @@ def test_a_killed_search_goes_on_with_the_same_trials(tmp_path, own_home):
     killed.wait()
     had = len(list((own_home / "runs").glob("*/result.json")))
     assert 0 < had < 6
-    done = ok(words).data
+    done = data_of(words)
     assert had <= done["reused"] + 1
     (tmp_path / "whole").mkdir()
-    assert points(done) == points(ok(f"{words} --runs {tmp_path}/whole").data)
+    assert points(done) == points(data_of(f"{words} --runs {tmp_path}/whole"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pruner", ["median", "asha"])
 def test_a_pruned_trial_is_marked_never_ranked_and_can_be_trained_to_its_end(pruner):
     words = f"{SEARCH} --eval-every 1 --trials 14 --pruner {pruner}"
-    done = ok(words).data
+    done = data_of(words)
     pruned = done["pruned"]
     assert done["search"]["pruned"] == len(pruned) > 0
     assert len(done["points"]) + len(pruned) == 14
@@ -194,7 +193,7 @@ def test_a_pruned_trial_is_marked_never_ranked_and_can_be_trained_to_its_end(pru
         assert not (path / "result.json").exists()
     paths = {p["path"] for p in done["points"]}
     assert paths.isdisjoint(one["path"] for one in pruned)
-    again = ok(words).data
+    again = data_of(words)
     assert again["pruned"] == pruned
     assert points(again) == points(done)
     assert again["reused"] == len(paths)
@@ -206,9 +205,9 @@ def test_a_pruned_trial_is_marked_never_ranked_and_can_be_trained_to_its_end(pru
 @pytest.mark.slow
 def test_a_space_with_few_points_is_tried_whole_and_chosen_as_a_grid_chooses():
     words = f"grid {RUN} --sweep lr=0.3,0.01,1e-9 --sweep batch=4,8"
-    done = ok(f"{words} --sampler optuna --trials 50 --retrain").data
+    done = data_of(f"{words} --sampler optuna --trials 50 --retrain")
     assert done["search"]["trials"] == len(done["points"]) == 6
-    full = ok(f"{words} --exact").data
+    full = data_of(f"{words} --exact")
     assert full["reused"] == 6
     assert done["best"] == full["best"]
     assert done["retrained"][0]["sweep"] == full["best"]["sweep"]
@@ -216,11 +215,11 @@ def test_a_space_with_few_points_is_tried_whole_and_chosen_as_a_grid_chooses():
 
 def test_a_trial_that_diverges_is_found_out_and_no_error():
     words = f"grid {RUN} --set opt=sgd --set head=linear --sampler optuna --sweep lr=1e38,0.1,0.2"
-    done = ok(f"{words} --trials 3").data
+    done = data_of(f"{words} --trials 3")
     assert [f["sweep"] for f in done["failed"]] == [{"lr": "1e38"}]
     assert done["search"]["finished"] == 2
     assert done["search"]["failed"] == 1
-    assert ok(f"{words} --trials 3").data["failed"] == done["failed"]
+    assert data_of(f"{words} --trials 3")["failed"] == done["failed"]
 
 
 def trials_shown(home):
@@ -238,7 +237,7 @@ def trials_shown(home):
 @pytest.mark.slow
 def test_a_search_is_shown_as_a_grid_of_its_trials_and_with_more_of_them_it_is_the_same(own_home):
     for trials in (2, 3):
-        done = ok(f"{SEARCH} --trials {trials} --pruner median --eval-every 4").data
+        done = data_of(f"{SEARCH} --trials {trials} --pruner median --eval-every 4")
         counts, shown = trials_shown(own_home)
         assert shown == [(p["sweep"], "finished") for p in done["points"]]
         assert counts == ["finished", trials, trials]
@@ -266,7 +265,7 @@ def values_for_optuna(answer):
 
 @pytest.mark.slow
 def test_a_study_of_other_rows_is_not_gone_on_with(tmp_path):
-    first = ok(f"{SEARCH} --trials 3").data
+    first = data_of(f"{SEARCH} --trials 3")
     x, y, split = embeddings(seed=7)
     np.savez(tmp_path / "mine.npz", **{"features/mine": x, "labels": y, "split": split})
     ok(f"ingest --name mine --replace {tmp_path}/mine.npz")
@@ -281,13 +280,13 @@ def test_a_study_of_other_rows_is_not_gone_on_with(tmp_path):
 @pytest.mark.slow
 def test_a_torn_last_trial_is_made_again_and_other_damage_is_refused_with_what_to_do(own_home):
     words = f"{SEARCH} --trials 3"
-    first = ok(words).data
+    first = data_of(words)
     (trials,) = (own_home / "runs").glob("search-*/trials.jsonl")
     whole = trials.read_bytes()
     lines = whole.splitlines(keepends=True)
     for torn in (whole[:-1], whole[:-20], whole[:-200]):
         trials.write_bytes(torn)
-        again = ok(words).data
+        again = data_of(words)
         assert points(again) == points(first)
         assert again["reused"] == 3
         assert trials.read_bytes().count(b"\n") == 3
@@ -298,17 +297,17 @@ def test_a_torn_last_trial_is_made_again_and_other_damage_is_refused_with_what_t
     )
     for raw in damaged:
         trials.write_bytes(raw)
-        must_fail("Remove the file and run the same command again", words, code=5)
-    assert ok(f"{words} --fresh").data["search"]["finished"] == 3
+        must_fail_corrupt("Remove the file and run the same command again", words)
+    assert data_of(f"{words} --fresh")["search"]["finished"] == 3
     trials.unlink()
-    assert points(ok(words).data) == points(first)
+    assert points(data_of(words)) == points(first)
 
 
 @pytest.mark.slow
 def test_the_journal_for_the_tools_of_optuna_is_whole_and_never_read():
-    first = ok(f"{SEARCH} --trials 2").data
+    first = data_of(f"{SEARCH} --trials 2")
     Path(first["search"]["study"]).write_bytes(b"\xff damaged")
-    more = ok(f"{SEARCH} --trials 3").data
+    more = data_of(f"{SEARCH} --trials 3")
     assert points(more)[:2] == points(first)
     assert values_for_optuna(more) == [pytest.approx(value) for _, value in points(more)]
 

@@ -50,8 +50,7 @@ def test_a_name_that_scheme_and_method_have_is_distinguished():
     assert values_of_place(sweep, "set") == {"alpha": "1", "lr": "4"}
     apart = point_groups(combinations(["perfedavg"], {"partition.alpha": ["0.1", "5"]}))
     assert apart == [[0], [1]]
-    together = point_groups(combinations(["perfedavg"], {"set.alpha": ["0.1", "5"]}))
-    assert together == [[0, 1]]
+    assert point_groups(combinations(["perfedavg"], {"set.alpha": ["0.1", "5"]})) == [[0, 1]]
 
 
 def test_values_of_a_run_have_the_type_of_its_option():

@@ -2,7 +2,7 @@
 
 import pytest
 from arrays import ingested
-from command import ok
+from command import data_of
 from failing_command import must_fail
 from refusal import refused
 
@@ -77,13 +77,13 @@ def test_a_grid_is_ranked_by_the_score_that_is_asked_for(tmp_path):
     dealt = "--scheme dirichlet --alpha 0.3 --clients 3 --rounds 1"
     words = f"grid fedavg,solo --sweep lr=0.1,0.001 {dealt}"
     for score in ("pooled", "client-mean"):
-        data = ok(f"{words} --score {score}").data
+        data = data_of(f"{words} --score {score}")
         figures = {p["digest"]: score_of(p, score).mean for p in data["points"]}
         assert data["score"] == score
         assert figures[data["best"]["digest"]] == max(v for v in figures.values() if v is not None)
     # one score for one model and models of clients
-    assert ok(words).data["score"] == "client-mean"
-    assert ok(f"grid fedavg,fed3r {dealt}").data["score"] == "own"
+    assert data_of(words)["score"] == "client-mean"
+    assert data_of(f"grid fedavg,fed3r {dealt}")["score"] == "own"
     must_fail("", f"{words} --score median")
     grid = fc.grid(["fedavg", "solo"], rounds=[1], scheme=["iid"], clients=[3], score="pooled")
     assert grid.scored_by == "pooled"

@@ -121,8 +121,7 @@ def test_mse_is_the_nearest_prototype_and_all_rules_agree_on_equal_norms():
     z = normal(50, P)
     proto = normal(C, P, seed=1)
     has = torch.ones(C, dtype=torch.bool)
-    nearest = torch.cdist(z, proto).argmin(-1)
-    assert torch.equal(scores(z, proto, has, "mse").argmax(-1), nearest)
+    assert torch.equal(scores(z, proto, has, "mse").argmax(-1), torch.cdist(z, proto).argmin(-1))
     even = F.normalize(proto, dim=-1)
     by_rule = [scores(z, even, has, rule).argmax(-1) for rule in ("dot", "cos", "mse")]
     assert torch.equal(by_rule[0], by_rule[1])
@@ -212,8 +211,7 @@ def test_blocks_side_by_side_are_the_gram_matrix_within_the_bound(monkeypatch, r
     made = ridge._gram_of_many_blocks(z)
     assert made.dtype == torch.float64
     diagonal = (z.double() ** 2).sum(0).sqrt()
-    bound = ridge.pack(6.2e-5 * diagonal.outer(diagonal))
-    assert bool(((made - exact).abs() <= bound).all())
+    assert bool(((made - exact).abs() <= ridge.pack(6.2e-5 * diagonal.outer(diagonal))).all())
 
 
 def test_blocks_are_added_in_float64():

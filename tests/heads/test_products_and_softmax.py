@@ -27,8 +27,7 @@ def test_a_product_is_that_of_torch_in_every_order_of_memory():
     gaps[:] = w
     assert linear.by_onednn(x, w) == linear.onednn_works()
     for b in (w, gaps, w.contiguous()):
-        found = linear.times_transposed(x, b).double()
-        torch.testing.assert_close(found, exact, rtol=0, atol=1e-4)
+        torch.testing.assert_close(linear.times_transposed(x, b).double(), exact, rtol=0, atol=1e-4)
     expanded = linear.times_transposed(x[:1].expand(60, -1), w).double()
     torch.testing.assert_close(expanded, exact[:1].expand(60, -1), rtol=0, atol=1e-4)
 

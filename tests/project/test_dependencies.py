@@ -10,8 +10,8 @@ from functools import cache
 import numpy as np
 import pytest
 from arrays import embeddings
-from command import ok
-from failing_command import must_fail
+from command import data_of, ok
+from failing_command import must_fail_machine
 from repository_files import ROOT, content
 
 PROJECT = tomllib.loads(content("pyproject.toml"))["project"]
@@ -172,7 +172,7 @@ def plain(monkeypatch, tmp_path):
 @pytest.mark.slow
 def test_the_core_alone_takes_embeddings_to_a_comparison_and_predictions(plain):
     ok(f"ingest {plain}/rows.npz --name rows")
-    run = ok("train --method fed3r --dataset rows --scheme iid --clients 4").data
+    run = data_of("train --method fed3r --dataset rows --scheme iid --clients 4")
     assert run["accuracy"]["mean"] > 0.8
     ok("train --method fedncm --dataset rows --scheme iid --clients 4")
     ok(f"compare -o {plain}/table.md")
@@ -191,6 +191,6 @@ def test_what_the_core_lacks_is_named_with_its_command_before_any_work(plain):
         ("tables", f"train --method fedavg {many}"),
         ("plots", f"report -o {plain}/report.html"),
     ):
-        must_fail(f"\npip install 'fedcache[{extra}]'", words, code=6)
+        must_fail_machine(f"\npip install 'fedcache[{extra}]'", words)
     assert not list(plain.glob("out.*")) + list(plain.glob("*.html"))
-    assert ok("runs list").data["entries"] == []
+    assert data_of("runs list")["entries"] == []

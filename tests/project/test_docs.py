@@ -45,8 +45,7 @@ PAGES = sorted(
 
 def text(path):
     """A page with the files that it includes."""
-    found = content(path)
-    return INCLUDE.sub(lambda m: content(m[1]), found)
+    return INCLUDE.sub(lambda m: content(m[1]), content(path))
 
 
 def test_every_include_of_a_page_is_one_that_the_build_expands():

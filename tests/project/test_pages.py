@@ -75,8 +75,7 @@ def test_every_method_has_a_page_of_its_own_that_cites_known_papers():
     assert len({page.formula + page.when for page in pages.values()}) == len(pages), (
         "a page is inherited by replace()"
     )
-    cited = {key for page in pages.values() for key in page.cite}
-    assert cited == set(FAMILIES.papers())
+    assert {key for page in pages.values() for key in page.cite} == set(FAMILIES.papers())
     assert all(page.when.strip() and page.cite for page in pages.values())
     assert set(FAMILIES.ABOUT) == set(get_args(Family))
 

@@ -143,8 +143,7 @@ def test_workflows_call_targets_of_the_makefile():
     assert {n: sorted(found - targets()) for n, found in called.items() if found - targets()} == {}
     assert {"test", "long", "browser"} <= called["test.yml"]
     assert {"smoke-wheel", "sbom"} <= called["wheels.yml"]
-    ci = re.findall(r"^make ([a-z-]+)", content(".ci/run"), re.MULTILINE)
-    assert set(ci) <= targets()
+    assert set(re.findall(r"^make ([a-z-]+)", content(".ci/run"), re.MULTILINE)) <= targets()
 
 
 def test_workflows_may_do_no_more_than_they_need():
@@ -167,8 +166,7 @@ def test_the_container_copies_what_is_there_and_runs_without_root():
         for line in re.findall(r"^COPY (?!--from)(.+)$", text, re.MULTILINE)
         for w in line.split()[:-1]
     ]
-    admitted = {n[1:] for n in content(".dockerignore").split() if n.startswith("!")}
-    assert set(copied) == admitted
+    assert set(copied) == {n[1:] for n in content(".dockerignore").split() if n.startswith("!")}
     assert all((ROOT / name).exists() for name in copied)
     extras = re.search(r"^ARG EXTRAS=(.+)$", text, re.MULTILINE)
     assert extras is not None

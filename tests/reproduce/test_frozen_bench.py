@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from command import ok
+from command import data_of
 from failing_command import must_fail
 from files_now import times_of
 from pictures import folder
@@ -54,8 +54,7 @@ def scores(**treatments):
     made = []
     for label, values in treatments.items():
         for i, value in enumerate(values):
-            backbone = ("pixels", "glyph-clip")[i % 2]
-            block = Block("shapes", backbone, ("iid", "skewed")[i // 2])
+            block = Block("shapes", ("pixels", "glyph-clip")[i % 2], ("iid", "skewed")[i // 2])
             if value is None:
                 made.append(BenchScore(block, label, why_not="no"))
             else:
@@ -126,8 +125,7 @@ def test_ranks_by_hand():
     assert by["fedavg"].failed == 1
     assert by["fedavg"].difference == pytest.approx(-0.2)
     assert by["fedavg"].interval is None, "one data set tells nothing about others"
-    titles = [iid.title, _one_model.title, skewed.title]
-    assert titles == [
+    assert [iid.title, _one_model.title, skewed.title] == [
         "partition iid",
         "partition iid: one model, without prior",
         "partition skewed",
@@ -167,8 +165,7 @@ def test_a_difference_has_an_interval_over_data_sets_and_not_over_blocks():
 
 
 def test_blocks_that_a_treatment_was_not_measured_in_have_no_rank():
-    rows = scores(fed3r=(0.9, 0.8), ncm=(0.8, 0.9), fedavg=(0.7,))
-    iid = rankings(parse_study(TINY), rows)[0]
+    iid = rankings(parse_study(TINY), scores(fed3r=(0.9, 0.8), ncm=(0.8, 0.9), fedavg=(0.7,)))[0]
     assert len(iid.blocks) == 1
     assert [(s.treatment, s.rank, s.failed) for s in iid.standings] == [
         ("fed3r", 1.0, 0),
@@ -182,8 +179,7 @@ def test_texts_are_ranked_where_there_are_some_and_nowhere_else():
     rows += scores(**{"clip-zs": (0.0, 0.95)})[1:]  # the second block alone has class texts
     found = {r.title: [s.treatment for s in r.standings] for r in rankings(parse_study(TINY), rows)}
     assert found["partition iid"] == ["fed3r", "ncm", "fedavg"]
-    with_texts = found["partition iid: data with class texts"]
-    assert with_texts == ["clip-zs", "fed3r", "ncm", "fedavg"]
+    assert found["partition iid: data with class texts"] == ["clip-zs", "fed3r", "ncm", "fedavg"]
 
 
 @pytest.mark.parametrize(
@@ -240,7 +236,7 @@ def test_settings_are_chosen_by_validation_and_a_second_call_trains_nothing(own_
     only += [f"--only=partition={name}" for name in ("iid", "domains")]
     line = "reproduce frozen-bench --backbones random-projection:16 --rounds 1 --seeds 0,1 --on"
     words = (line, f"shapes=folder:{images}", *only, "-o", tmp_path / "page.md")
-    done = ok(*words)
+    done = data_of(*words)
     data = json.loads((tmp_path / "page.json").read_text())
     assert (tmp_path / "page.md").read_text() == markdown(data)
 
@@ -270,10 +266,10 @@ def test_settings_are_chosen_by_validation_and_a_second_call_trains_nothing(own_
             assert chosen["validation"]["mean"] == max(r["validation"]["mean"] for r in tried)
     # All treatments of a block and seed have one partition.
     assert [len(digests) for digests in dealt.values()] == [1] * 4
-    assert ok(*words).data == done.data
+    assert data_of(*words) == done
     assert times_of(own_home, "*/result.json") == before
     # Results of one call can be added to another call, which trains only what they lack.
-    added = ok(f"reproduce frozen-bench --rounds 1 --seeds 0,1 --add {tmp_path}/page.json").data
+    added = data_of(f"reproduce frozen-bench --rounds 1 --seeds 0,1 --add {tmp_path}/page.json")
     assert added["scores"] == data["scores"]
     assert added["rankings"] == data["rankings"]
     assert times_of(own_home, "*/result.json") == before
@@ -297,7 +293,7 @@ def test_an_added_result_may_have_a_method_that_fedcache_does_not_know(tmp_path)
     theirs = written(tmp_path / "theirs.json", **data)
     first = written(tmp_path / "first.json")
     line = "reproduce frozen-bench --only partition=iid"
-    added = ok(line, "--add", theirs, "--add", first, "-o", tmp_path / "both.md").data
+    added = data_of(line, "--add", theirs, "--add", first, "-o", tmp_path / "both.md")
     standings = added["rankings"][0]["standings"]
     assert [(s["treatment"], s["mean"]) for s in standings] == [("new", 0.75), ("fed3r", 0.5)]
     assert "| new |" in (tmp_path / "both.md").read_text()
@@ -323,6 +319,5 @@ def test_results_that_cannot_be_compared_are_refused_by_name(tmp_path):
         ({"scores": [{**score, "partitions": ["ab"]}, rows]}, "have different rows of"),
         ({"scores": [score, score]}, "which was already given"),
     ):
-        bad = written(tmp_path / "bad.json", **changes)
-        must_fail(named, "reproduce frozen-bench --add", bad)
+        must_fail(named, "reproduce frozen-bench --add", written(tmp_path / "bad.json", **changes))
     must_fail("--add", f"reproduce fedpcl-table5 --add {tmp_path}/good.json")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import ok, words_of
+from command import data_of, words_of
 from failing_command import must_fail
 from pictures import folder
 from PIL import Image
@@ -29,13 +29,13 @@ def images(tmp_path):
 
 
 def cells_of(*words):
-    return ok("reproduce", *words).data["cells"]
+    return data_of("reproduce", *words)["cells"]
 
 
 @pytest.mark.slow
 def test_a_proxy_end_to_end_and_again_from_what_is_stored(images, tmp_path):
     words = ("reproduce fedpcl-table2 --on", images, *TINY)
-    first = ok(*words, "-o", tmp_path / "t.md").data
+    first = data_of(*words, "-o", tmp_path / "t.md")
     assert first["proxy"] is True
     assert len(first["cells"]) == 16
     for cell in first["cells"]:
@@ -50,7 +50,7 @@ def test_a_proxy_end_to_end_and_again_from_what_is_stored(images, tmp_path):
     said = " ".join([*first["departures"], *pcl["departures"]])
     assert "`random-projection:16` instead of `resnet18-quickdraw-maxpool`" in said
     assert "short batches" in said
-    again = ok(*words).data
+    again = data_of(*words)
     assert all(c["reused"] == len(c["runs"]) for c in again["cells"])
     assert [c["values"] for c in again["cells"]] == [c["values"] for c in first["cells"]]
 
@@ -64,7 +64,7 @@ def test_a_run_of_a_cell_is_an_ordinary_run(images):
         assert cell["protocol"]["recipe"] == {"random-projection:16:size": "16"}
     path = Path(cell["runs"][0])
     assert path.parent == Path(os.environ["FEDCACHE_HOME"]) / "runs"
-    again = ok(f"train --config {path}/config.toml").data
+    again = data_of(f"train --config {path}/config.toml")
     got = cell["values"]["client_mean"]["got"]["mean"]
     assert 100 * again["accuracy"]["client_mean"] == pytest.approx(got)
 
@@ -123,7 +123,7 @@ def test_wrong_words_and_missing_things_get_the_next_command(words, code, expect
 @pytest.mark.slow
 def test_list_tells_the_truth(own_home):
     def listed():
-        return {e["name"]: e for e in ok("reproduce list").data["entries"]}
+        return {e["name"]: e for e in data_of("reproduce list")["entries"]}
 
     before = listed()
     assert list(before) == list(names())
@@ -149,8 +149,7 @@ def test_list_tells_the_truth(own_home):
 
 
 def test_the_layers_are_those_that_methods_build():
-    cells = ok("reproduce fedpcl-table7").data["cells"]
-    assert all(c["values"]["details"]["same"] for c in cells)
+    assert all(c["values"]["details"]["same"] for c in data_of("reproduce fedpcl-table7")["cells"])
 
 
 def test_tables_of_sizes_and_the_dots_need_no_backbone(images):
@@ -208,7 +207,7 @@ def test_formulas_and_heatmaps_are_measured(images):
 
 
 def test_the_bound_of_theorem_41_is_that_worked_by_hand_for_the_engine():
-    done = ok("reproduce fedpcl-theorem41").data
+    done = data_of("reproduce fedpcl-theorem41")
     assert not done["proxy"]
     small = {name: value["got"]["mean"] for name, value in done["cells"][0]["values"].items()}
     expected = {"bound_printed": 42.82371, "bound_corrected": 0.80662, "bound_capacity": 0.72242}

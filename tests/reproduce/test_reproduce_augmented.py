@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from command import ok
+from command import data_of
 from made_path import place_of
 from paper_trees import write_pairs
 
@@ -54,15 +54,14 @@ def test_a_noisy_image_of_table_15_is_the_papers(kind, p):
 def test_table_15_trains_on_noisy_images_and_tests_on_plain_ones(tmp_path):
     root = write_pairs("office10", "office_caltech_10", tmp_path / "here", 3)
     words = f"reproduce fedpcl-table15 {TINY} --data office10={root} --only method=FedPCL"
-    made = ok(words).data["cells"]
+    made = data_of(words)["cells"]
     assert len({c["runs"][0] for c in made}) == len(made) == 9  # nine runs, none for another
     assert all(cell["run"] for cell in made)
-    images = {c["fidelity"] for c in made if "images" in c["labels"].values()}
-    assert images == {"cached_views"}
+    assert {c["fidelity"] for c in made if "images" in c["labels"].values()} == {"cached_views"}
     store = Store.open(place_of("inspect"))
     noises = [f"{kind}-noise=51:{p}" for kind in ("gaussian", "laplace") for p in (0.1, 0.2)]
     assert {a.recipe.get("augment", "") for a in store.arrays.values()} == {"", *noises}
     plain = [store.reader(key).all()[:, 0] for key in store.arrays]
     # view 0 is the plain image for every policy
     assert all(np.array_equal(plain[0], other) for other in plain[1:])
-    assert all(cell["reused"] == len(cell["runs"]) == 1 for cell in ok(words).data["cells"])
+    assert all(cell["reused"] == len(cell["runs"]) == 1 for cell in data_of(words)["cells"])

@@ -44,9 +44,7 @@ def test_images_of_imagenet_100_are_stored_at_one_size(tmp_path):
     for n, folder in enumerate(known.folders):
         for split in ("train", "val"):
             (root / split / folder).mkdir(parents=True)
-            width = 12 + n % 7
-            height = 11 + n % 5
-            pixels = np.full((height, width, 3), n, np.uint8)
+            pixels = np.full((11 + n % 5, 12 + n % 7, 3), n, np.uint8)
             Image.fromarray(pixels).save(root / split / folder / f"{folder}_{split}.JPEG")
     cell = next(c for c in entry("flesd-table1").cells if c.labels["dataset"] == "IN-100")
     options = Options(data={"imagenet100": str(root)})

@@ -81,8 +81,7 @@ def test_metrics_by_hand(run):
 
 
 def test_differences_by_hand():
-    subtracted = subtract(Measurement(5.0, 3.0, 4), Measurement(2.0, 4.0, 9))
-    assert subtracted == Measurement(3.0, 5.0, 4)
+    assert subtract(Measurement(5.0, 3.0, 4), Measurement(2.0, 4.0, 9)) == Measurement(3.0, 5.0, 4)
     assert subtract(Measurement(5.0, None, 4), Measurement(2.0, 4.0, 9)).std is None
     for got, same in (("a > b", True), ("b > a", False), (None, None)):
         assert compare(Printed(text="a > b"), 0, Measurement(text=got)).same is same

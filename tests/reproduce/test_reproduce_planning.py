@@ -198,8 +198,7 @@ def test_a_proxy_deals_to_fewer_clients_and_says_how_many_domains_there_are():
         return partition_cell(cell, COLUMNS, seed, proxy=proxy)
 
     for seed in (0, 5):
-        as_asked = make("iid", COLUMNS, seed=seed, clients=3).digest
-        assert dealt(3, seed).partition.digest == as_asked
+        assert dealt(3, seed).partition.digest == make("iid", COLUMNS, seed=seed, clients=3).digest
     refused(lambda: dealt(500), "500 clients")
     fewer = dealt(500, proxy=True)
     # of 24 rows 18 are for training
@@ -318,6 +317,5 @@ def test_the_word_proxy_means_the_stand_ins_of_the_roles_that_have_one():
         lambda: roles(table(CELL), options, looker()),
         "uses none of these backbones",
     )
-    whole = planning.entry("fedpcl-table5")
-    assert roles(whole, options, looker()) == planning.STAND_INS
+    assert roles(planning.entry("fedpcl-table5"), options, looker()) == planning.STAND_INS
     assert len({lookup(name).width for name in planning.STAND_INS.values()}) == 1

@@ -263,8 +263,7 @@ def with_test_rows(rows, pool):
 
 
 def unseeded(rows, _pool):
-    order = torch.randperm(len(rows)).tolist()
-    return [rows[i] for i in order]
+    return [rows[i] for i in torch.randperm(len(rows)).tolist()]
 
 
 def always_the_same(rows, pool):

@@ -7,7 +7,7 @@ import urllib.request
 
 import pytest
 from command import python
-from failing_command import must_fail
+from failing_command import must_fail, must_fail_machine
 from ui_client import served
 
 from fedcache.ui.server import open_in_browser, open_socket
@@ -38,7 +38,7 @@ def test_wrong_words_are_refused_with_the_next_command(tmp_path):
     must_fail("", "ui --port 99999")
     with open_socket(0) as taken:
         taken.listen(1)
-        must_fail("--port 0", f"ui --no-open --port {taken.getsockname()[1]}", code=6)
+        must_fail_machine("--port 0", f"ui --no-open --port {taken.getsockname()[1]}")
 
 
 def test_the_browser_is_led_to_the_address_by_a_file_that_others_cannot_read(tmp_path, monkeypatch):
@@ -76,4 +76,4 @@ assert not [m for m in sys.modules if m.startswith(('fedcache.ui', 'starlette', 
 
 def test_without_the_extra_the_command_that_installs_it_is_named(monkeypatch):
     monkeypatch.setattr("fedcache.commands.ui.find_spec", lambda _name: None)
-    must_fail("pip install 'fedcache[ui]'", "ui", code=6)
+    must_fail_machine("pip install 'fedcache[ui]'", "ui")

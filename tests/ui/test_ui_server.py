@@ -8,10 +8,9 @@ import time
 from urllib.parse import quote, unquote, unquote_plus
 
 import pytest
-from command import ok
+from command import data_of, ok
 from homes import made_once
-from made_path import place_of
-from pictures import folder
+from made_path import extracted, place_of
 from ui_client import Client
 
 from fedcache.process import Stop
@@ -26,8 +25,7 @@ IID = "--scheme iid --clients 4"
 
 def trained(place):
     """A home with one store, two finished runs of one setting, and a grid of two points."""
-    images = folder(place / "shapes")
-    ok(f"extract --dataset folder:{images} --backbones random-projection --size 8 --workers 0")
+    extracted(place, "random-projection --size 8")
     words = f"{IID} --rounds 3 --eval-every 1 --set batch=4 --seeds 0,1"
     made = place_of(f"train --method fedavg {words}")
     ok(f"train --method fed3r {IID} --seeds 0,1")
@@ -124,7 +122,7 @@ def test_a_page_shows_the_figures_of_a_result_and_commands_that_work(client, run
     for seed, score in enumerate(accuracy["per_seed"]):
         assert f"seed {seed} {100 * score:.2f}" in page.words
     assert page.body.count(b'data-run="seed 0"') > 0, "a line of the curves is a seed"
-    assert ok(re.search(f"fedcache (evaluate {run.name} .*?) Copy", page.words)[1]).data
+    assert data_of(re.search(f"fedcache (evaluate {run.name} .*?) Copy", page.words)[1])
 
 
 def test_names_of_a_dataset_are_text_on_every_page(client, run):
@@ -159,7 +157,7 @@ def test_runs_are_filtered_by_words_and_state_and_sorted_by_each_column(client, 
 
 
 def test_the_overview_names_the_best_run_of_the_newest_setting_as_the_report_does(client):
-    done = ok("train --method fedncm --scheme iid --clients 3").data
+    done = data_of("train --method fedncm --scheme iid --clients 3")
     client.read()
     page = client.ask("/")
     assert (
@@ -246,7 +244,7 @@ def test_a_damaged_run_is_named_and_hides_no_other(client, run, what):
 def test_a_comparison_is_that_of_the_command_line(client):
     names = sorted(r["name"] for r in client.read() if r["method"] in ("fedavg", "fed3r"))
     page = client.ask(f"/compare?runs={','.join(names)}")
-    (table,) = ok(re.search("fedcache (compare .*?) Copy", page.words)[1]).data["comparisons"]
+    (table,) = data_of(re.search("fedcache (compare .*?) Copy", page.words)[1])["comparisons"]
     for one in table["treatments"]:
         assert f"{one['name']} {100 * one['mean']:.2f}" in page.words
     wrong = client.ask(f"/compare?runs={names[0]}&over=nothing")
@@ -273,7 +271,7 @@ def test_a_report_is_written_beside_the_server_and_is_that_of_the_command_line(c
 
 def test_a_store_is_described_and_its_images_come_when_they_are_asked_for(client):
     (line,) = client.pages.stores.lines()
-    told = ok("inspect", line["name"]).data
+    told = data_of("inspect", line["name"])
     page = client.ask(f"/store?name={line['name']}")
     assert f"{told['ok']} of {told['images']}" in page.words
     for name in told["classes"]:
@@ -307,8 +305,7 @@ def test_a_look_at_ten_thousand_runs_asks_for_a_share_of_their_times_and_reads_n
         assert runs.reads == reads
     assert runs.version == version
     # Within so many looks every run that was written anew is found, and it alone is read.
-    changed = own_home / f"runs/{77:016x}"
-    os.utime(changed, ns=(1, 1))
+    os.utime(own_home / f"runs/{77:016x}", ns=(1, 1))
     for _ in range(server.SHARE):
         runs.look()
     assert runs.reads == count + 1
