@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from arrays import normals
 from command import data_of, fedcache, ok
-from failing_command import must_fail_store
+from failing_command import must_fail, must_fail_store
 from files_now import bytes_of
 from homes import made_once
 from made_path import place_of
