@@ -913,8 +913,8 @@ def test_files_without_a_split_in_their_name_are_named_if_no_other_has_training_
     for name in ("site_a", "site_val", "test_site"):
         write_parquet(tmp_path / f"h/{name}.parquet", PICTURES, columns)
         write_tar(tmp_path / f"w/{name}.tar", columns)
-    unreadable("hf", tmp_path / "h", "leave out site_a.parquet", "train-0000")
-    unreadable("webdataset", tmp_path / "w", "leave out site_a.tar", "train-0000")
+    unreadable("hf", tmp_path / "h", "unknown: site_a.parquet.", "train-0000")
+    unreadable("webdataset", tmp_path / "w", "unknown: site_a.tar.", "train-0000")
 
 
 # What a user is told, and that nothing is written before

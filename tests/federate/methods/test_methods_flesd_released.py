@@ -124,7 +124,7 @@ def test_official_distillation_is_the_released_loop(ema, filling):
     ],
 )
 def test_public_rows_that_cannot_serve_are_refused(settings):
-    refused(lambda: one_round(settings), "8 public rows", "--set ")
+    refused(lambda: one_round(settings), "8", "public rows", "--set ")
 
 
 def test_the_queue_that_a_refusal_suggests_is_accepted():
