@@ -26,7 +26,6 @@ from fedcache.api import (
     extract,
     grid,
     ingest,
-    load_model,
     personalise,
     report,
     train,
@@ -38,6 +37,7 @@ __version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from fedcache.calls.models import forget as forget
+    from fedcache.calls.models import load_model as load_model
     from fedcache.calls.stores import join as join
     from fedcache.calls.stores import partition as partition
     from fedcache.calls.stores import shard as shard
@@ -58,6 +58,7 @@ _LATER = {
     "backbone": "fedcache.extract.backbones.own_module",
     "forget": "fedcache.calls.models",
     "join": "fedcache.calls.stores",
+    "load_model": "fedcache.calls.models",
     "partition": "fedcache.calls.stores",
     "shard": "fedcache.calls.stores",
     "Extraction": "fedcache.extract.extract_dataset",
@@ -82,7 +83,6 @@ __all__ = [
     "extract",
     "grid",
     "ingest",
-    "load_model",
     "personalise",
     "report",
     "train",

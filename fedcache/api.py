@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from fedcache.federate.partition.partition import Partition
     from fedcache.grids.result import Grid
     from fedcache.models.evaluate import RunEvaluation
-    from fedcache.models.model import Model
     from fedcache.report.compare import Comparisons
     from fedcache.report.page import Report
     from fedcache.runs.events import OnRound
@@ -297,34 +296,6 @@ def grid(
     from fedcache.calls import training
 
     return training.grid(given)
-
-
-def load_model(
-    source: str | Path | Run,
-    client: str | None = None,
-    seed: int | Literal["all"] | None = None,
-    method: Method | None = None,
-    *,
-    one_for_all: bool = False,
-    client_prior: Literal["none", "classes", "counts", "fitted"] = "none",
-) -> Model:
-    """The trained model of a finished run: ``fc.load_model("model.safetensors").predict("photos/")``.
-
-    Args:
-        source: a ``Run``, the directory of a run, the first letters of its digest, or a model file.
-        client: client whose personal model is loaded.
-        seed: a seed of the run, ``"all"`` for the ensemble of all seeds; None for the first.
-        method: the method of the run, if it is your own.
-        one_for_all: whether to load the server's model of a method that also trains personal models.
-        client_prior: add the log class prior of ``client`` to the scores, as in ``evaluate``.
-
-    Raises UsageError for an unknown seed or client, StoreError for a run without models, CorruptionError for a damaged
-    file.
-    """
-    given = dict(locals())
-    from fedcache.calls import models
-
-    return models.load_model(**given)
 
 
 @names_checked

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedcache.calls.keywords import names_checked
 from fedcache.config import ExtractConfig, Home, resolve
 from fedcache.errors import UsageError
 from fedcache.extract.planning.find_images import ImagePlaces
+from fedcache.federate.engine.method import Method
 from fedcache.models.evaluate import RunEvaluation
 from fedcache.models.model import Model
 from fedcache.models.saved_model import EvaluateOptions, ModelOptions, PersonaliseOptions
@@ -48,9 +49,36 @@ def place_of(source: object) -> Path:
     return find_one(str(source), Home.from_environment().runs)
 
 
-def load_model(source: object, **given: Any) -> Model:
-    """The model of a run or a model file; arguments and errors as of ``fedcache.load_model``."""
-    return predict_run.load_model(place_of(source), **given)
+def load_model(
+    source: str | Path | Run,
+    client: str | None = None,
+    seed: int | Literal["all"] | None = None,
+    method: Method | None = None,
+    *,
+    one_for_all: bool = False,
+    client_prior: Literal["none", "classes", "counts", "fitted"] = "none",
+) -> Model:
+    """The trained model of a finished run: ``fc.load_model("model.safetensors").predict("photos/")``.
+
+    Args:
+        source: a ``Run``, the directory of a run, the first letters of its digest, or a model file.
+        client: client whose personal model is loaded.
+        seed: a seed of the run, ``"all"`` for the ensemble of all seeds; None for the first.
+        method: the method of the run, if it is your own.
+        one_for_all: whether to load the server's model of a method that also trains personal models.
+        client_prior: add the log class prior of ``client`` to the scores, as in ``evaluate``.
+
+    Raises UsageError for an unknown seed or client, StoreError for a run without models, CorruptionError for a damaged
+    file.
+    """
+    return predict_run.load_model(
+        place_of(source),
+        client,
+        seed,
+        method,
+        one_for_all=one_for_all,
+        client_prior=client_prior,
+    )
 
 
 def path_of(store: Store | str | Path | None) -> str | None:

@@ -116,12 +116,7 @@ def join(
     """
     if isinstance(parts, str | Path | Store):
         parts = [parts]
-    folders: list[str | Path] = []
-    for part in parts:
-        if isinstance(part, Store):
-            folders.append(part.path)
-        else:
-            folders.append(part)
+    folders = [part.path if isinstance(part, Store) else part for part in parts]
     return join_parts(folders, store, Home.from_environment(), max_bad, observer or Silent())
 
 

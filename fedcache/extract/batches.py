@@ -254,8 +254,10 @@ class BatchRunner:
                 # The user's code may raise any error, which becomes a message.
                 if isinstance(error, FedcacheError) or job.backbone.provider != "own_module":
                     raise
+                first = rows[0]
+                why = reason(error)
                 raise UsageError(
-                    f"{job.backbone.name} fails on rows {rows[0]} to {rows[-1]}: {reason(error)}",
+                    f"{job.backbone.name} fails on the batch that begins with row {first}: {why}",
                     "Fix the module, or leave it out of --backbones.",
                 ) from error
             seconds[key] = time.perf_counter() - start

@@ -408,10 +408,14 @@ def certainty(c: Comparison) -> tuple[str, str]:
 
 
 def decisive_p(pair: Pair) -> float | None:
-    """The corrected p of a pair over blocks, else over test rows; None where neither was tested."""
-    if pair.holm is None and pair.rows is not None:
-        return pair.rows.holm
-    return pair.holm
+    """The larger corrected p of a pair, over blocks or over test rows; None where neither was tested.
+
+    All seeds have the same test rows, so a difference that is significant over seeds alone may be one of these rows.
+    """
+    found = [pair.holm]
+    if pair.rows is not None:
+        found.append(pair.rows.holm)
+    return max((p for p in found if p is not None), default=None)
 
 
 def _runs(c: Comparison) -> Sheet:

@@ -177,8 +177,8 @@ def lead(one: StoredRun, other: StoredRun, score: str, level: float = LEVEL) -> 
 
     The interval is over the first of these that is possible:
 
-    - three or more seeds, paired, if the difference varies over them
-    - test rows, paired
+    - three or more seeds, paired, if the difference varies over them, or test rows, paired; the wider one if both are
+      possible, because all seeds have the same test rows
     - test rows as two independent samples, for results of one global model without a record of each test row; such an
       interval is wider than a paired one
     - clients, paired
@@ -189,18 +189,15 @@ def lead(one: StoredRun, other: StoredRun, score: str, level: float = LEVEL) -> 
     theirs = other.accuracy(score)
     if ours is None or theirs is None:
         return None
-    # First choice: seeds that both runs have. Differences vary over seeds only if training draws random numbers.
+    # First choice: what both runs have. Differences vary over seeds only if training draws random numbers.
+    found = [_lead_over_rows(one, other, score, level)]
     paired = differences_of_seeds(one, other, score)
     if _vary(paired):
-        return _student(paired, level, "seeds")
-    # Second choice: the test rows that both runs have, if their difference is that of the shared seeds.
-    if len(paired):
-        found = row_difference(one, other, METRIC_OF_SCORE[score], level)
-        if found is not None and found.interval is not None:
-            low, high = found.interval
-            if math.isclose(found.difference, paired.mean(), abs_tol=1e-9):
-                return Estimate(found.difference, low, high, f"{found.rows:,} test rows")
-    # Third choice: one model on known numbers of rows, taken as independent.
+        found.append(_student(paired, level, "seeds"))
+    known = [each for each in found if each is not None]
+    if known:
+        return max(known, key=lambda each: each.high - each.low)
+    # Second choice: one model on known numbers of rows, taken as independent.
     mine = rows_interval(one.result, level)
     its = rows_interval(other.result, level)
     if score == "own" and mine is not None and its is not None:
@@ -215,6 +212,18 @@ def lead(one: StoredRun, other: StoredRun, score: str, level: float = LEVEL) -> 
     if list(one.clients.names) != list(other.clients.names):
         return None
     return _student(one.clients.accuracy - other.clients.accuracy, level, "clients")
+
+
+def _lead_over_rows(one: StoredRun, other: StoredRun, score: str, level: float) -> Estimate | None:
+    """``lead`` over the test rows that both runs have, if their difference is that of the shared seeds; else None."""
+    paired = differences_of_seeds(one, other, score)
+    found = row_difference(one, other, METRIC_OF_SCORE[score], level)
+    if not len(paired) or found is None or found.interval is None:
+        return None
+    if not math.isclose(found.difference, paired.mean(), abs_tol=1e-9):
+        return None
+    low, high = found.interval
+    return Estimate(found.difference, low, high, f"{found.rows:,} test rows")
 
 
 def _client_scores(entry: StoredRun, mean: float) -> Floats | None:
@@ -380,7 +389,7 @@ def _sure(
         why = "An interval of the difference needs several seeds: train with `--seeds 0-4`."
     elif gap.above_zero and not undecided:
         word = "Sure"
-        why = f"Its lead over every other method is statistically significant over {gap.over}."
+        why = f"Its lead over every other method is statistically significant, for the second over {gap.over}."
     elif gap.high < 0:
         word = "Contradicted"
         why = f"On the test rows, the second run is significantly better over {gap.over}."
@@ -411,7 +420,8 @@ def _chance(others: Sequence[str], count: int, gap: Estimate) -> str:
 def _undecided(best: StoredRun, rivals: Sequence[StoredRun], score: str) -> list[StoredRun]:
     """Rivals over which the best run has no significant lead: its interval is not above 0, or there is no interval.
 
-    The level of the intervals is corrected for the number of rivals.
+    A lead must be significant over seeds and over test rows, where both can be tested. The level of the intervals is
+    corrected for the number of rivals.
 
     With few seeds the variance of one rival is hardly known. All differences over seeds therefore share a typical
     variance: the median of their variances, divided by the median of chi-squared. The median is robust against rivals
@@ -435,7 +445,8 @@ def _undecided(best: StoredRun, rivals: Sequence[StoredRun], score: str) -> list
         if entry.digest in over_seeds:
             gaps = over_seeds[entry.digest]
             half = student_quantile(level, freedom) * math.sqrt(typical / len(gaps))
-            decided = float(gaps.mean()) > half
+            over_rows = _lead_over_rows(best, entry, score, level)
+            decided = float(gaps.mean()) > half and (over_rows is None or over_rows.above_zero)
         else:
             gap = lead(best, entry, score, level)
             decided = gap is not None and gap.above_zero

@@ -121,8 +121,9 @@ def publish(
         )
     gone = int(store.vanished().sum())
     if gone:
+        rows = counted(gone, "row")
         raise StoreError(
-            f"{store.place} still has names and features of {counted(gone, 'row')} that were deleted from the "
+            f"{store.place} still has names and features of {rows} that were deleted from the "
             "dataset. publish would make them public.",
             "Publish a new store without them:  fedcache extract --fresh --store NEW.zarr   with all options of the "
             "extraction",

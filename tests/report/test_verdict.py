@@ -2,13 +2,16 @@
 
 import math
 import random
+import sys
 from pathlib import Path
 from string import ascii_lowercase
+from types import SimpleNamespace
 
 import pytest
 from results import result_of
 from scipy import stats
 
+from fedcache.report.compare import decisive_p
 from fedcache.report.figure_runs import against_bytes
 from fedcache.report.find_runs import StoredRun
 from fedcache.report.verdict import lead, mean_uncertainty, ranked, sent_bytes, uncertainty, verdict
@@ -168,3 +171,24 @@ def test_a_mean_over_test_sets_has_the_interval_of_independent_estimates():
     assert (made.high - made.low) / 2 == pytest.approx(math.hypot(*halves) / 2)
     assert made.over == "all test rows"
     assert mean_uncertainty([*runs, run("c", 0.5, 0.6)], "own") is None
+
+
+def test_a_lead_over_seeds_must_hold_over_their_test_rows_too(monkeypatch):
+    best = run("best", 0.90, 0.91, 0.92)
+    second = run("second", 0.87, 0.88, 0.90)
+    assert told(best, second).certainty == "Sure"
+    wide = SimpleNamespace(difference=0.08 / 3, interval=(-0.02, 0.07), rows=168)
+    monkeypatch.setattr(sys.modules[lead.__module__], "row_difference", lambda *_: wide)
+    assert lead(best, second, "own").over == "168 test rows"
+    said = told(best, second)
+    assert said.certainty == "Not sure"
+    assert "168 test rows" in dict(said.lines)["How sure"]
+
+
+@pytest.mark.parametrize(
+    ("holm", "rows", "expected"),
+    [(0.01, 0.2, 0.2), (0.2, 0.01, 0.2), (None, 0.3, 0.3), (0.1, None, 0.1), (None, None, None)],
+)
+def test_the_larger_p_decides(holm, rows, expected):
+    of_rows = None if rows is None else SimpleNamespace(holm=rows)
+    assert decisive_p(SimpleNamespace(holm=holm, rows=of_rows)) == expected

@@ -239,9 +239,10 @@ def load(
     encoder = TextEncoder(backbone.name, folder=folder, device=device, dtype=dtype, recipe=recipe)
     features, _ = encoder.items(TRIAL_TEXTS)
     unusable = int((~features.isfinite()).sum())
-    if features.shape != (2, backbone.width) or unusable:
+    shape = [*features.shape]
+    if shape != [2, backbone.width] or unusable:
         raise MachineError(
-            f"For two texts, {backbone.name} gives features of shape {list(features.shape)} with {unusable} NaN or "
+            f"For two texts, {backbone.name} gives features of shape {shape} with {unusable} NaN or "
             f"infinite numbers. Expected the shape [2, {backbone.width}] and only finite numbers.",
             "Get the folder of the model again.",
         )

@@ -377,6 +377,6 @@ def test_a_module_that_fails_on_a_batch_is_named_with_its_rows(tmp_path):
     data = f"folder:{tmp_path}"
     refused(
         lambda: fc.extract(data, [Picky()], batch=4, workers=0),
-        "module:Picky fails on rows 0 to 1",
+        "module:Picky fails on the batch that begins with row 0",
         "no batch of four",
     )
