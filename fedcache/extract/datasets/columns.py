@@ -196,9 +196,10 @@ def refuse_without_training(
 ) -> None:
     """Raise UsageError if the names of some files give a split, none of them train, and others would be left out."""
     if left_out and TRAIN not in splits:
+        names = some_names(left_out, 4)
         raise UsageError(
             f"{where}: some file names contain the name of a split, but none contains train. The other files would "
-            f"be left out, because their split is unknown: {some_names(left_out, 4)}.",
+            f"be left out, because their split is unknown: {names}.",
             "Rename the files of training rows so that their names contain train, for example train-0000.",
         )
 

@@ -143,16 +143,17 @@ def _fitted(z: np.ndarray, k: int, cov: str, ctx: Ctx, seed: int) -> Gaussians:
             f"Use --set cov=diag, or regularise more, for example --set reg_covar={works:.1g}",
         ) from error
     largest = max(np.abs(made.mean).max(), np.abs(made.scale).max())
+    of_features = np.abs(z).max()
     if largest > 65_504:
         raise FederatedRunError(
-            f"The largest absolute value of a feature is {np.abs(z).max():.3g}, but FedPFT sends 16-bit numbers, which "
+            f"The largest absolute value of a feature is {of_features:.3g}, but FedPFT sends 16-bit numbers, which "
             "cannot be larger than 65504.",
             SCALE,
         )
     becomes_zero = (made.mean != 0.0) & (made.mean.astype(np.float16) == 0.0)
     if np.mean(becomes_zero) > 0.5:
         raise FederatedRunError(
-            f"Most means would be sent as 0. The largest absolute value of a feature is {np.abs(z).max():.3g}, and "
+            f"Most means would be sent as 0. The largest absolute value of a feature is {of_features:.3g}, and "
             "FedPFT sends 16-bit numbers, whose smallest value above 0 is 6e-08.",
             SCALE,
         )
@@ -228,10 +229,13 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     step = torch.from_numpy(spacing.astype(np.float64))
     hidden = (step.to(variance) / 2.0) ** 2 > variance
     if hidden.double().mean() > 0.5:
+        value = float(center.abs().median())
+        apart = float(step.median())
+        deviation = float(variance.median().sqrt())
         raise FederatedRunError(
-            f"FedPFT sends 16-bit numbers, which are too coarse for these features. Near their value "
-            f"{float(center.abs().median()):.3g}, two 16-bit numbers are {float(step.median()):.3g} apart, but the "
-            f"features have a standard deviation of only {float(variance.median().sqrt()):.3g}.",
+            f"FedPFT sends 16-bit numbers, which are too coarse for these features. Near their value {value:.3g}, two "
+            f"16-bit numbers are {apart:.3g} apart, but the features have a standard deviation of only "
+            f"{deviation:.3g}.",
             SCALE,
         )
     x, y = draw(up, ctx)
