@@ -30,7 +30,7 @@ from fedcache.runs.features import load_towers
 from fedcache.store.store import Store
 
 ABLE = [name for name, method in METHODS.items() if generalises(method, method.resolve())]
-HOW = "--scheme iid --clients 2 --rounds 1"
+HOW = "--scheme iid --clients 2 --rounds 2"
 
 
 def extracted(images):
