@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import FedcacheError, UsageError, shell_word
+from fedcache.errors import FedcacheError, UsageError
 from fedcache.extract import backbones as registry
 from fedcache.extract.backbones.backbone import ModuleEncoder, text_features
 from fedcache.extract.datasets import Source
@@ -143,13 +143,18 @@ def _stacked(images: list[NDArray[np.uint8] | None], recipe: Recipe) -> NDArray[
         if image is None:
             continue
         if image.shape != shape:
-            raise UsageError(
-                f"Images differ in size ({image.shape[1:3]} and {shape[1:3]}), but {recipe.backbone} does "
-                "not resize them.",
-                f"Give one size:  --recipe {shell_word(recipe.backbone)}:size=64  (or --size 64)",
-            )
+            raise sizes_differ(image.shape, shape)
         stacked[index] = image
     return stacked
+
+
+def sizes_differ(one: tuple[int, ...], other: tuple[int, ...]) -> UsageError:
+    """The error for images whose views have different shapes [V, H, W, 3] in a recipe of size 0."""
+    # Only the recipes of this backbone may have size 0.
+    return UsageError(
+        f"Images differ in size ({one[1:3]} and {other[1:3]}), but pixels does not resize them.",
+        "Give one size:  --recipe pixels:size=64  (or --size 64)",
+    )
 
 
 def filled_up(rows: NDArray[Any], batch: int) -> NDArray[Any]:

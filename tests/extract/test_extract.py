@@ -66,6 +66,17 @@ def test_a_batch_without_a_readable_image_has_the_size_of_the_others(images, tmp
     assert not store.reader(key).all()[bad].any()
 
 
+@pytest.mark.parametrize("place", [0, -1])
+def test_images_of_another_size_in_another_batch_are_refused(images, place):
+    file = sorted(images.glob("train/*/*.png"))[place]
+    # An image of one pixel would be spread over the size of the others.
+    Image.new("RGB", (1, 1)).save(file)
+    must_fail(
+        "pixels:size=64",
+        f"extract --dataset folder:{images} --backbones pixels --batch 1 --workers 0",
+    )
+
+
 def test_a_bad_image_keeps_its_row_and_is_named(images):
     (images / "train/ant/broken.png").write_bytes(b"not a picture")
     done = extract(images)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import CorruptionError
-from fedcache.extract.batches import ComputedBatch, ComputeSettings, FeatureJob
+from fedcache.extract.batches import ComputedBatch, ComputeSettings, FeatureJob, sizes_differ
 from fedcache.extract.datasets import Dataset
 from fedcache.extract.recipe import IMAGES
 from fedcache.extract.workers.batch_workers import (
@@ -128,11 +128,13 @@ class ChunkCollector:
         for key, values in computed.features.items():
             writer = self.writers[key]
             chunk = self.chunk_of(key, batch)
+            row_shape = writer.shape[1:]
+            # Without a readable image the values of a batch have another size, and are not used.
+            if values.shape[1:] != row_shape and len(computed.bad) < len(values):
+                raise sizes_differ(values.shape[1:], row_shape)
             pending = self.pending.get((key, chunk))
             if pending is None:
-                # The shape is that of the array, because ``values`` without a readable image have another size.
-                shape = (self.rows_in(key, chunk), *writer.shape[1:])
-                rows = np.empty(shape, values.dtype)
+                rows = np.empty((self.rows_in(key, chunk), *row_shape), values.dtype)
                 pending = PendingChunk(rows, self.batches_in(key, chunk))
                 self.pending[key, chunk] = pending
             # Workers return the batches of a chunk in any order, so the row numbers give the place of a batch.
