@@ -356,7 +356,7 @@ class PartitionConfig:
         "feature-label-shift, few-shot, flesd or natural.",
         CLIENTS,
         short="-s",
-        default_text="from the method's paper, e.g. dirichlet for fed3r",
+        default_text="from the paper of the first method, e.g. dirichlet for fed3r",
         common=True,
     )
     clients: int | None = option(
@@ -365,7 +365,7 @@ class PartitionConfig:
         CLIENTS,
         short="-m",
         minimum=1,
-        default_text="from the method's paper, e.g. 100 for fed3r",
+        default_text="from the paper of the first method, e.g. 100 for fed3r",
         common=True,
     )
     seed: int = option(0, "Random seed of the partition.", CLIENTS, name="--partition-seed")
@@ -406,6 +406,16 @@ PRESETS = ("default", "paper", "official", "tuned")
 values of the released code. ``tuned`` has the paper's values, except for some tuned numbers,
 which are mostly learning rates.
 """
+
+
+@dataclass(frozen=True)
+class SharedPartition(PartitionConfig):
+    """The partition of a grid of several methods. The paper of one of them decides what the user leaves open.
+
+    It decides for all methods, because accuracies on different partitions cannot be compared.
+    """
+
+    paper_of: str = ""
 
 
 @dataclass(frozen=True)

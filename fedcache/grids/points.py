@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -308,7 +308,7 @@ def partition_of_point(
     declared = {name: {a.name for a in SCHEMES[name].arguments} for name in schemes}
     of_other_schemes = set().union(*declared.values()) - declared.get(scheme, set())
     of_base = {key: value for key, value in base.options.items() if key not in of_other_schemes}
-    return PartitionConfig(scheme, clients, base.seed, {**of_base, **swept})
+    return replace(base, scheme=scheme, clients=clients, options={**of_base, **swept})
 
 
 # Removal of swept values without effect: the method lacks the hyperparameter, or another one switches it off.

@@ -28,6 +28,7 @@ from fedcache.config import (
     Home,
     PartitionConfig,
     SaveModels,
+    SharedPartition,
     TrainConfig,
     option_value,
     option_words,
@@ -181,7 +182,11 @@ class GridRequest:
     def partition_of(self, number: int) -> PartitionConfig:
         """The partition of a point."""
         _, sweep = self.points[number]
-        return partition_of_point(self.partition, sweep, swept_schemes(self.points))
+        base = self.partition
+        first = self.methods[0]
+        if set(self.methods) != {first}:
+            base = SharedPartition(base.scheme, base.clients, base.seed, base.options, first)
+        return partition_of_point(base, sweep, swept_schemes(self.points))
 
     def words_of(self, number: int) -> str:
         """Method and swept values of a point: ``fedavg lr=0.1``."""

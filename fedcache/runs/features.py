@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedcache.config import Home, PartitionConfig, TrainConfig
+from fedcache.config import Home, PartitionConfig, SharedPartition, TrainConfig
 from fedcache.errors import MachineError, UsageError, shell_word, unknown
 from fedcache.extract.backbones import clip_towers
 from fedcache.extract.backbones.backbone import prompts
@@ -35,7 +35,7 @@ from fedcache.federate.engine.client_data import (
 from fedcache.federate.engine.hyperparameters import Hp, Value
 from fedcache.federate.engine.method import ClientOverrides, Method
 from fedcache.federate.execution.memory_estimate import free_memory_on
-from fedcache.federate.methods import wants_encoders
+from fedcache.federate.methods import find_method, wants_encoders
 from fedcache.federate.partition.client_table import (
     ClientTable,
     RowLists,
@@ -584,9 +584,12 @@ class StoreRows(OneStore):
         p = self.preparation
         config = self.config
         samples = self.store.samples
+        decides = method
+        if isinstance(self.partition, SharedPartition):
+            decides = find_method(self.partition.paper_of)
         key = (
             self.store.path,
-            method.defaults,
+            decides.defaults,
             config.partition,
             config.domain,
             self.base,
@@ -597,7 +600,7 @@ class StoreRows(OneStore):
         if key not in p.cache.partitions:
             with hints_name_the_store(dataset=config.dataset, store=config.store):
                 p.cache.partitions[key] = partition_seeds(
-                    method,
+                    decides,
                     self.store,
                     config,
                     self.partition,

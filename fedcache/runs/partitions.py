@@ -6,7 +6,7 @@ import csv
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.config import Home, PartitionConfig, TrainConfig
+from fedcache.config import Home, PartitionConfig, SharedPartition, TrainConfig
 from fedcache.errors import (
     CorruptionError,
     FedcacheError,
@@ -299,16 +299,21 @@ def default_partition(
 ) -> tuple[str, Facts]:
     """Scheme and arguments of a partition: those of the user, else those of the method's paper, with a note."""
     scheme, arguments = with_column(config.scheme, config.options)
+    as_note: Callable[[str], str] = Detail
+    whose = f"default of {method.name}'s paper"
+    if isinstance(config, SharedPartition):
+        as_note = str
+        whose += ", for all methods"
     if scheme is None:
         scheme = method.defaults.scheme
-        note = f"Partition: {scheme} (default of {method.name}'s paper; change with --scheme)."
+        note = f"Partition: {scheme} ({whose}; change with --scheme)."
         if scheme == "feature-shift" and len(domain or store.samples.domains) == 1:
             scheme = "label-shift"
             note = (
                 f"Partition: label-shift, because the feature shift of {method.name}'s paper needs more "
                 "than one domain."
             )
-        observer.note(Detail(note))
+        observer.note(as_note(note))
     if scheme not in SCHEMES:
         raise unknown("partition scheme", scheme, SCHEMES)
     # The default number of clients is that of the method's paper, not that of the scheme.
@@ -318,9 +323,7 @@ def default_partition(
     elif defaults.get("clients") is not None and "clients" not in arguments:
         clients = method.defaults.clients
         arguments["clients"] = clients
-        observer.note(
-            Detail(f"Clients: {clients} (default of {method.name}'s paper; change with --clients).")
-        )
+        observer.note(as_note(f"Clients: {clients} ({whose}; change with --clients)."))
     if domain and "domain" in defaults:
         arguments["domain"] = tuple(domain)
     return scheme, arguments
