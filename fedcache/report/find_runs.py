@@ -47,6 +47,7 @@ from fedcache.runs.directory import (
 from fedcache.runs.run import is_claimed
 from fedcache.runs.score import mean_std, score_for, score_of, values_held_out
 from fedcache.store.files import digest_of
+from fedcache.tables.table_files import is_number
 
 if TYPE_CHECKING:
     from fedcache.grids.result import Grid, Point
@@ -756,13 +757,15 @@ def distinguished(
 
 
 def differing(entries: Sequence[StoredRun]) -> list[str]:
-    """Names of the facts that are not the same in all entries that have them, method and backbones first.
+    """Names of the facts that are not the same in all entries that have them.
 
+    Method and backbones are first, and numbers last: a choice such as ``head`` says more about a run than a rate.
     A fact of ``USUAL`` that an entry lacks has its default there.
     """
     known = [e.facts for e in entries]
     names = list(dict.fromkeys(itertools.chain(*known)))
     varied = []
+    numbers = set()
     for name in names:
         values = {f.get(name) for f in known if name in f or name in USUAL}
         if len(values) < 2:
@@ -770,7 +773,11 @@ def differing(entries: Sequence[StoredRun]) -> list[str]:
         # A hyperparameter whose values differ only between methods adds nothing to the names of the methods.
         if name in _SHOWN_FIRST or name in USUAL or _varies_within(name, known):
             varied.append(name)
-    return sorted(varied, key=lambda name: (name not in _SHOWN_FIRST, name not in USUAL))
+            if all(value is None or is_number(value) for value in values):
+                numbers.add(name)
+    return sorted(
+        varied, key=lambda name: (name not in _SHOWN_FIRST, name not in USUAL, name in numbers)
+    )
 
 
 def _varies_within(name: str, known: Sequence[Mapping[str, str]]) -> bool:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedcache.config import Home, PartitionConfig, SharedPartition, TrainConfig
+from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import MachineError, UsageError, shell_word, unknown
 from fedcache.extract.backbones import clip_towers
 from fedcache.extract.backbones.backbone import prompts
@@ -35,7 +35,7 @@ from fedcache.federate.engine.client_data import (
 from fedcache.federate.engine.hyperparameters import Hp, Value
 from fedcache.federate.engine.method import ClientOverrides, Method
 from fedcache.federate.execution.memory_estimate import free_memory_on
-from fedcache.federate.methods import find_method, wants_encoders
+from fedcache.federate.methods import wants_encoders
 from fedcache.federate.partition.client_table import (
     ClientTable,
     RowLists,
@@ -47,6 +47,7 @@ from fedcache.parsing import Facts, Record, counted, slug_of
 from fedcache.process import Stop
 from fedcache.progress import Observer
 from fedcache.runs.partitions import (
+    deciding_method,
     hints_name_the_store,
     need_labels,
     partition_seeds,
@@ -584,12 +585,9 @@ class StoreRows(OneStore):
         p = self.preparation
         config = self.config
         samples = self.store.samples
-        decides = method
-        if isinstance(self.partition, SharedPartition):
-            decides = find_method(self.partition.paper_of)
         key = (
             self.store.path,
-            decides.defaults,
+            deciding_method(method, self.partition).defaults,
             config.partition,
             config.domain,
             self.base,
@@ -600,7 +598,7 @@ class StoreRows(OneStore):
         if key not in p.cache.partitions:
             with hints_name_the_store(dataset=config.dataset, store=config.store):
                 p.cache.partitions[key] = partition_seeds(
-                    decides,
+                    method,
                     self.store,
                     config,
                     self.partition,

@@ -6,7 +6,7 @@ import csv
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from fedcache.errors import (
     shell_word,
     unknown,
 )
+from fedcache.federate.methods import find_method
 from fedcache.federate.partition import partition as parts
 from fedcache.federate.partition.given import of_ids, of_rows, of_splits
 from fedcache.federate.partition.json_file import check_words, words_of
@@ -294,26 +295,39 @@ def single_class_warning(
     )
 
 
+def deciding_method(method: Method, config: PartitionConfig) -> Method:
+    """The method whose paper decides what the user leaves open: in a grid of several methods, that of all of them."""
+    if isinstance(config, SharedPartition):
+        return find_method(config.paper_of)
+    return method
+
+
+def _note_default(
+    setting: str, option: str, method: Method, config: PartitionConfig, observer: Observer
+) -> None:
+    """Note a setting that the method's paper decides. Where it decides for a grid's other methods, it is printed."""
+    note = f"{setting} (default of {method.name}'s paper; change with {option})."
+    if isinstance(config, SharedPartition):
+        observer.note(f"All methods: {note}")
+    else:
+        observer.note(Detail(note))
+
+
 def default_partition(
     method: Method, store: Store, config: PartitionConfig, domain: Sequence[str], observer: Observer
 ) -> tuple[str, Facts]:
     """Scheme and arguments of a partition: those of the user, else those of the method's paper, with a note."""
+    method = deciding_method(method, config)
     scheme, arguments = with_column(config.scheme, config.options)
-    as_note: Callable[[str], str] = Detail
-    whose = f"default of {method.name}'s paper"
-    if isinstance(config, SharedPartition):
-        as_note = str
-        whose += ", for all methods"
     if scheme is None:
         scheme = method.defaults.scheme
-        note = f"Partition: {scheme} ({whose}; change with --scheme)."
+        setting = f"Partition: {scheme}"
         if scheme == "feature-shift" and len(domain or store.samples.domains) == 1:
             scheme = "label-shift"
-            note = (
-                f"Partition: label-shift, because the feature shift of {method.name}'s paper needs more "
-                "than one domain."
+            setting = (
+                "Partition: label-shift instead of feature-shift, because there is one domain,"
             )
-        observer.note(as_note(note))
+        _note_default(setting, "--scheme", method, config, observer)
     if scheme not in SCHEMES:
         raise unknown("partition scheme", scheme, SCHEMES)
     # The default number of clients is that of the method's paper, not that of the scheme.
@@ -323,7 +337,7 @@ def default_partition(
     elif defaults.get("clients") is not None and "clients" not in arguments:
         clients = method.defaults.clients
         arguments["clients"] = clients
-        observer.note(as_note(f"Clients: {clients} ({whose}; change with --clients)."))
+        _note_default(f"Clients: {clients}", "--clients", method, config, observer)
     if domain and "domain" in defaults:
         arguments["domain"] = tuple(domain)
     return scheme, arguments

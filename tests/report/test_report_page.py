@@ -76,6 +76,12 @@ def test_labels_are_the_shortest_that_tell_runs_apart():
     assert labels(entries) == ["a lr=0.1", "a lr=0.2 (11111111)", "a lr=0.2 (22222222)", "b"]
     assert label_of(entries[3], ["set.flag", "backbones"]) == "b flag=true b"
     assert label_of(entries[3], ["method", "set.none"]) == "b"
+    # A choice says more than a rate.
+    heads = [
+        tried("a", "0" * 12, lr=0.1, head="linear"),
+        tried("a", "1" * 12, lr=0.2, head="mlp"),
+    ]
+    assert labels(heads) == ["a head=linear", "a head=mlp"]
 
 
 def test_equal_names_are_distinguished_by_what_differs(tmp_path):
