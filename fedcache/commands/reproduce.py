@@ -91,7 +91,8 @@ class DepartureOptions:
     )
     only: tuple[str, ...] = option(
         (),
-        "LABEL=VALUE: reproduce only the rows of the table whose LABEL is VALUE, such as alpha=0.1. Repeatable.",
+        "LABEL=VALUE: reproduce only the rows of the table whose LABEL is VALUE, such as alpha=0.1 "
+        "(frozen-bench has the labels data, backbone, partition and treatment). Repeatable.",
         PROTOCOL,
         whole=True,
         default_text="all rows",

@@ -141,7 +141,9 @@ def markdown(data: Record) -> str:
     runs = sum(len(s["runs"]) for s in scores)
     seconds = data["runs_seconds"]
     command = data["command"]
-    images = p["limit"] or "all"
+    images = "all images"
+    if p["limit"]:
+        images = f"at most {p['limit']} images"
     participation = p["participation"]
     validation = p["validation"]
     search_seed = p["search_seeds"]
@@ -158,7 +160,7 @@ def markdown(data: Record) -> str:
         "of training (without the search). Every number is the mean of stored runs; the JSON file of the "
         "same name next to this page lists their digests.",
         "",
-        f"Rows: {images} images of each data set. Rounds: {p['rounds']}, participation {participation}. "
+        f"Rows: {images} of each data set. Rounds: {p['rounds']}, participation {participation}. "
         f"Settings: every combination of a treatment's search is trained without a share of {validation} of each "
         f"client's training rows (seed {search_seed}), and scored on the left-out rows. If the best value is at an "
         f"end of its range, up to {extend} values beyond this end are tried, as long as validation improves. "
@@ -172,7 +174,8 @@ def markdown(data: Record) -> str:
         "ranks models for all clients without the prior.",
         "",
         "The interval of a difference takes each data set as one observation, because blocks of one data set share "
-        "images. *Unstable* counts blocks in which two seeds differ by more than "
+        "images. With fewer than three data sets there is none. `fedcache compare --over settings` tests the same "
+        "runs over their partitions. *Unstable* counts blocks in which two seeds differ by more than "
         f"{unstable:.0f} points. *At an edge* counts blocks in which a chosen value is at the end of the values that "
         f"were tried, so a better value may exist. This is the case for {edges}.",
         "",
