@@ -43,6 +43,7 @@ from fedcache.runs.score import (
     WORDS,
     Order,
     mean_std,
+    one_learning_rate,
     order_of_run,
     rows_interval,
     score_for,
@@ -1266,6 +1267,9 @@ def _not_alike(runs: RunsByName, metric: str) -> list[str]:
     unlike = unlike_tests(e.result for e in every)
     if unlike is not None:
         notes.append(unlike)
+    rates = one_learning_rate(e.result for e in every)
+    if rates is not None:
+        notes.append(rates)
     if approximations:
         notes.append(f"These runs approximate their method: {_some(approximations)}.")
     return notes

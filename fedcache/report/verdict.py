@@ -34,6 +34,7 @@ from fedcache.runs.score import (
     LEVEL,
     at_chance,
     has_validation,
+    one_learning_rate,
     order_of_run,
     rows_interval,
     score_of,
@@ -293,6 +294,9 @@ def verdict(named: Named, score: str) -> Verdict | None:
     reference = _reference([e for e in scored if e not in field], best, label, score)
     if reference:
         lines.append(("Reference", reference))
+    rates = one_learning_rate(e.result for e in field)
+    if rates is not None:
+        lines.append(("Tuning", rates))
     unlike = unlike_tests(e.result for e in field)
     if validation is not None and unlike is not None:
         lines.append(("Note", unlike))

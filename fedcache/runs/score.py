@@ -17,6 +17,7 @@ import numpy as np
 from fedcache.errors import unknown
 from fedcache.notebooks import percent
 from fedcache.parsing import Record
+from fedcache.tables.words import some_names
 
 SCORES = ("client-mean", "pooled")
 WORDS = {
@@ -301,6 +302,22 @@ def _order_of_value(value: object) -> tuple[int, float, str]:
     if isinstance(value, list | tuple):
         return 1, 0.0, ",".join(map(str, value))
     return 1, 0.0, str(value)
+
+
+def one_learning_rate(results: Iterable[Record]) -> str | None:
+    """Which methods are compared with one learning rate only; None without such a method, and for a single method."""
+    rates: dict[str, set[float]] = {}
+    for result in results:
+        of_method = rates.setdefault(result["method"], set())
+        if "lr" in result.get("hyperparameters", {}):
+            of_method.add(result["hyperparameters"]["lr"])
+    names = [method for method, tried in rates.items() if len(tried) == 1]
+    if len(rates) < 2 or not names:
+        return None
+    return (
+        f"There is only one learning rate of {some_names(names, 3)}. Unless validation rows selected it, another may "
+        "be better (`--sweep lr=0.001,0.01,0.1 --validation 0.2`)."
+    )
 
 
 def unlike_tests(results: Iterable[Record]) -> str | None:

@@ -54,6 +54,17 @@ def test_validation_chooses_though_another_is_higher_on_the_test_rows():
     assert said.certainty == "Contradicted"
 
 
+def test_a_method_with_one_learning_rate_is_named_beside_other_methods():
+    def with_rate(name, accuracy, rate):
+        return run(name, accuracy, hyperparameters={"lr": rate})
+
+    one_step = run("ridge", 0.9)
+    rows = [one_step, with_rate("sgd", 0.8, 0.1)]
+    assert "learning rate of sgd" in dict(told(*rows).lines)["Tuning"]
+    assert "Tuning" not in dict(told(*rows, with_rate("sgd", 0.7, 0.01)).lines)
+    assert "Tuning" not in dict(told(rows[1]).lines)
+
+
 def test_without_validation_rows_it_says_that_it_is_by_test_rows():
     said = told(run("low", 0.5), run("high", 0.9))
     assert said.certainty == "Sure"
