@@ -886,7 +886,7 @@ TABLE = (
         "uploads.items() if False)",
     ),
     B(
-        "a_table_means_the_same_through_every_door",
+        "the_user_says_which_labels_mean_none",
         "a CSV of images has words where other tables have numbers",
         "extract/datasets/image_lists.py",
         "return Words.of(values).typed()",
