@@ -367,7 +367,7 @@ def score_job(job: RunState, chosen: Sequence[int] | None = None) -> Evaluation:
         global_model = deployed_model(job, None, down)
     for_validation = None
     if isinstance(job.clients, ClientTable):
-        for_validation = job.clients.for_validation
+        for_validation = job.clients.scored_for_validation
     job.memo = memo or LruCache()  # clients that never took part share their first weights
     try:
         evaluation = _scored_on(job, down, global_model, job.clients, chosen)

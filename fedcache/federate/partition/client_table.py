@@ -418,6 +418,17 @@ class ClientTable(LazySequence[Client]):
         shares = np.zeros(len(self), bool)
         return ClientTable(self.names, self.train, held.rows, shares, held.own)
 
+    @property
+    def scored_for_validation(self) -> ClientTable | None:
+        """The same clients with test rows as validation scores them; None without validation rows.
+
+        Clients that share their test rows also share all validation rows. Otherwise validation would prefer models
+        that only know the classes of their client, although the test rows have all classes.
+        """
+        if self.validation is not None and self.shares.all():
+            return ClientTable.dealt(self.names, self.train, self.validation.rows, None)
+        return self.for_validation
+
     def without_validation(self) -> ClientTable:
         """The same clients with their own validation rows back among the training rows."""
         held = self.validation
