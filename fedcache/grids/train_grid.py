@@ -257,6 +257,8 @@ def request_grid(
         # Only then can ``drop_unread`` refuse a key that no point reads.
         if len(points) < MOST_CHECKED:
             drop_unread(points, config)
+    if config.rounds is None and "rounds" not in sweeps:
+        notes += different_rounds(methods)
     request = GridRequest(
         tuple(methods),
         sweeps,
@@ -274,6 +276,18 @@ def request_grid(
     KeptModels(request.save)
     request.check()
     return request
+
+
+def different_rounds(methods: Sequence[str]) -> tuple[str, ...]:
+    """A note if methods that train in several rounds have different numbers of them by default; () otherwise."""
+    found = [find_method(name) for name in dict.fromkeys(methods)]
+    rounds = {method.name: method.defaults.rounds for method in found if not method.one_shot}
+    if len(set(rounds.values())) < 2:
+        return ()
+    listed = ", ".join(f"{name} {count}" for name, count in rounds.items())
+    return (
+        f"Each method trains for as many rounds as in its paper: {listed}. For equal rounds: --rounds NUMBER",
+    )
 
 
 class GridRecord:

@@ -45,6 +45,22 @@ def test_a_point_is_what_train_would_be_asked():
     )
 
 
+@pytest.mark.parametrize(
+    ("methods", "sweeps", "rounds", "noted"),
+    [
+        (["fedavg", "fedntd"], {}, None, True),
+        (["fedavg", "fedprox"], {}, None, False),
+        # A method of one round has no choice.
+        (["fedavg", "fed3r"], {}, None, False),
+        (["fedavg", "fedntd"], {}, 3, False),
+        (["fedavg", "fedntd"], {"rounds": ["3"]}, None, False),
+    ],
+)
+def test_different_rounds_of_two_papers_are_noted(methods, sweeps, rounds, noted):
+    request = requested(methods, sweeps, config=TrainConfig(rounds=rounds))
+    assert ["fedntd 10" in note for note in request.notes] == [True] * noted
+
+
 def test_a_swept_scheme_is_laid_over_that_of_all_points():
     base = PartitionConfig("iid", 5, 7, {"alpha": 1.0, "other": 2})
     assert partition_of_point(base, {"lr": "1"}) == base
