@@ -63,11 +63,14 @@ class Entries:
     size: NDArray[np.int64]  # int64 [n] bytes of the entry
     method: NDArray[np.uint8]  # uint8 [n] zip compression method, ``_PASSWORD`` or ``_TAR``
     crc: NDArray[np.uint32]  # uint32 [n] checksum of the entry; 0 in a tar, which has none
+    folders: tuple[
+        str, ...
+    ] = ()  # names of the folders that have an entry of their own, each ending with a slash
 
     def take(self, rows: NDArray[np.int64]) -> Entries:
         """The entries at ``rows``, in that order. Their names are left out, because a source does not need them."""
         columns = {c: getattr(self, c)[rows] for c in ("at", "packed", "size", "method", "crc")}
-        return replace(self, names=(), **columns)
+        return replace(self, names=(), folders=(), **columns)
 
 
 def is_compressed_tar(path: Path) -> bool:
@@ -106,6 +109,7 @@ def list_zip(path: Path, *, capitals: bool = False) -> Entries:
         raise _damaged(path, str(error), f"Check it: unzip -t {path}") from None
     _check_count(path, len(infos))
     files = []
+    folders = []
     methods = []
     for info in infos:
         # Only a zip from Unix (3) gives the type of a file; 0 is unknown.
@@ -116,6 +120,7 @@ def list_zip(path: Path, *, capitals: bool = False) -> Entries:
             raise _hostile(path, info.filename, "is a link or a device")
         if info.is_dir():
             _check_name(path, info.filename.rstrip("/"))
+            folders.append(info.filename)
             continue
         _check_name(path, info.filename)
         _check_place(path, archive_bytes, info.filename, info.header_offset, info.compress_size)
@@ -135,6 +140,7 @@ def list_zip(path: Path, *, capitals: bool = False) -> Entries:
         size=np.array([min(info.file_size, 2**62) for info in files], dtype=np.int64),
         method=np.array(methods, dtype=np.uint8),
         crc=np.array([info.CRC for info in files], dtype=np.uint32),
+        folders=tuple(folders),
     )
     if int(entries.packed.sum()) > archive_bytes:
         raise _damaged(
@@ -155,6 +161,7 @@ def list_tar(path: Path) -> Entries:
     if tool is not None:
         raise refuse_compressed(path, tool)
     names = []
+    folders = []
     at = []
     size = []
     try:
@@ -164,6 +171,7 @@ def list_tar(path: Path) -> Entries:
             if member.isdir():
                 if name not in ("", "."):
                     _check_name(path, name)
+                    folders.append(f"{name}/")
                 continue
             if not member.isfile() or member.issparse():
                 raise _hostile(path, name, "is a link, a device or sparse")
@@ -185,6 +193,7 @@ def list_tar(path: Path) -> Entries:
         size=sizes,
         method=np.full(len(names), _TAR, dtype=np.uint8),
         crc=np.zeros(len(names), dtype=np.uint32),
+        folders=tuple(folders),
     )
     return _checked(entries)
 

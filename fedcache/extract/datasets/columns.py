@@ -36,7 +36,7 @@ from fedcache.tables.roles import (
 from fedcache.tables.splits import SPLIT_NAMES, TRAIN
 from fedcache.tables.words import Column, Unread, joined_columns, objects_of, some_names, stem_of
 
-READING = 5
+READING = 6
 """Version of the interpretation of columns. If this version is raised, fedcache reads all columns again, but remembered
 digests of images stay valid. If ``dataset.READING`` is raised, these digests become invalid too."""
 

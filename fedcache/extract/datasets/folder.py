@@ -9,6 +9,8 @@ and the extraction quarantines it.
 Without a column of labels, the folders below the splits are the classes. ``--label-key`` and ``--images-key`` name
 columns.
 
+Without such a table, an empty folder at the level of the classes is a class without images.
+
 A list has a column of paths (path, file_name, image, image_id, ..) relative to its folder, with slashes or backslashes.
 fedcache completes a name without an ending. The separator may be a comma, a semicolon or a tab, the encoding UTF-8 or
 UTF-16.
@@ -37,6 +39,7 @@ from fedcache.store.files import digest_of
 from fedcache.tables.groups import Group, usable_group_name
 from fedcache.tables.roles import ONE_DOMAIN, Roles, read_roles
 from fedcache.tables.splits import SPLIT_WORDS, TRAIN
+from fedcache.tables.words import some_names
 
 # The levels of an image's folders give its class, domain and split.
 #
@@ -65,6 +68,7 @@ class Labels:
     splits: list[int] | None  # [N] split codes, or None when nothing says what they are
     # group name -> [N] value of each row; "" if it is unknown
     groups: dict[str, list[str]] = field(default_factory=dict)
+    empty: tuple[str, ...] = ()  # names of the classes whose folders hold no images
 
 
 def parse_layout(text: str) -> tuple[str, ...]:
@@ -124,12 +128,17 @@ def enter_top_folder(names: Sequence[str], keep: int = 1) -> int:
 
 
 def infer(
-    names: Sequence[str], layout: str | None, *, where: str, tables: Sequence[str] = ()
+    names: Sequence[str],
+    layout: str | None,
+    *,
+    where: str,
+    tables: Sequence[str] = (),
+    empty: Sequence[str] = (),
 ) -> Labels:
     """Class, domain and split of every image of ``where``, from the folders below the entered top folder.
 
-    ``tables`` are files that may list the images; hints show these files. Raises UsageError if images are at different
-    depths, or directly at the top, or if there is only one class.
+    ``tables`` are files that may list the images; hints show these files. ``empty`` are folders without files. Raises
+    UsageError if images are at different depths, or directly at the top, or if there is only one class.
     """
     roles = None
     if layout is not None:
@@ -159,8 +168,8 @@ def infer(
     if roles is None:
         roles = _guess(levels)
         _refuse_splits_as_classes(levels[roles.index("class")], where, tables)
-    labels = _labels(folders, roles, where)
-    if len(set(labels.classes)) < 2:
+    labels = replace(_labels(folders, roles, where), empty=_empty_classes(empty, roles))
+    if len({*labels.classes, *labels.empty}) < 2:
         only = labels.classes[0]
         raise UsageError(
             f"{where} was read with the layout {labels.layout} and has only one class, {only!r}; expected at least "
@@ -172,6 +181,18 @@ def infer(
             ),
         )
     return labels
+
+
+def _empty_classes(empty: Sequence[str], roles: Sequence[str]) -> tuple[str, ...]:
+    """The names of the class folders among folders without files. Folders that are named like splits are no classes."""
+    level = list(roles).index("class")
+    found = set()
+    for folder in empty:
+        names = folder.rstrip("/").split("/")
+        as_splits = [role == "split" for role in roles[: level + 1]]
+        if [name.lower() in SPLIT_WORDS for name in names] == as_splits:
+            found.add(names[level])
+    return tuple(sorted(found))
 
 
 def _with_tables(tables: Sequence[str], hint: str) -> str:
@@ -384,19 +405,26 @@ def _from_tree(path: Path, found: tree.Tree, context: Context) -> _ImageRows:
     order = dataset.order_of_names(spelled)
     names = [spelled[i][cut:] for i in order]
     tables = _other_tables(path, found)
-    labels = infer(names, context.layout, where=str(path), tables=tables)
+    top = spelled[0][:cut]
+    empty = []
+    for folder in map(tree.name_of, found.empty):
+        if folder.startswith(top):
+            empty.append(folder[cut:])
+    labels = infer(names, context.layout, where=str(path), tables=tables, empty=empty)
     how = f"read as {labels.layout}"
     if cut:
-        top = spelled[0][: cut - 1]
-        how += f" inside {top}"
-    classes, label = dataset.index_of(labels.classes)
+        how += f" inside {top.rstrip('/')}"
+    classes, label = dataset.index_of([*labels.classes, *labels.empty])
+    unseen = sorted(set(classes) - set(labels.classes))
+    if unseen:
+        how += f", no files of {some_names(unseen, 8)}"
     domains, domain = dataset.index_of(labels.domains)
     splits = None
     if labels.splits is not None:
         splits = np.array(labels.splits, dtype=np.uint8)
     groups = {name: Group.of(words) for name, words in labels.groups.items()}
     roles = Roles(
-        labels=label.astype(np.int32),
+        labels=label[: len(names)].astype(np.int32),
         classes=classes,
         domains=domain.astype(np.int32),
         domain_names=domains,

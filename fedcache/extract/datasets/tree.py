@@ -96,6 +96,8 @@ class Tree:
     others: list[str] = field(default_factory=list)
     # entries of ``others``, in their order; None for a directory
     other_entries: archives.Entries | None = None
+    # paths of the folders that hold nothing but hidden files; each ends with a slash
+    empty: list[str] = field(default_factory=list)
 
     def source(
         self, root: Path, rows: NDArray[np.int64], within: Path | None
@@ -157,13 +159,18 @@ def scan(path: Path, within: Path | None, endings: frozenset[str] = EXTENSIONS) 
             entries = archives.list_zip(path)
         else:
             entries = archives.list_tar(path)
-        names += entries.names
+        names += [*entries.names, *entries.folders]
     images = []
     others = []
+    folders = []
     for row, name in enumerate(names):
         why = _why_ignored(name, endings)
         if why is None:
             images.append(row)
+            continue
+        if name.endswith("/"):
+            if why != HIDDEN:
+                folders.append(name)
             continue
         ignored[why] += 1
         if why != HIDDEN:
@@ -180,7 +187,21 @@ def scan(path: Path, within: Path | None, endings: frozenset[str] = EXTENSIONS) 
         of_images,
         [names[row] for row in others],
         of_others,
+        _without_content(folders, [names[row] for row in (*images, *others)]),
     )
+
+
+def _without_content(folders: Sequence[str], files: Sequence[str]) -> list[str]:
+    """The folders that hold none of the files and none of the other folders."""
+    if not folders:
+        return []
+    filled: set[str] = set()
+    for name in (*files, *folders):
+        above = name.rstrip("/").rpartition("/")[0]
+        while above and above not in filled:
+            filled.add(above)
+            above = above.rpartition("/")[0]
+    return [folder for folder in folders if folder.rstrip("/") not in filled]
 
 
 def _why_ignored(relative: str, endings: frozenset[str]) -> str | None:
@@ -214,7 +235,7 @@ def ignored_text(ignored: Counter[str]) -> str:
 def _walk(
     root: Path, ignored: Counter[str], within: Path | None
 ) -> list[tuple[str, os.stat_result | None]]:
-    """(relative path, stat or None for a broken link) of every file.
+    """(relative path, stat or None for a broken link) of every file, and (path with a slash, None) of empty folders.
 
     Links to directories are followed, except loops and links that lead out of ``within`` (None: all are followed).
     """
@@ -243,6 +264,8 @@ def _walk(
                 "also count.",
                 "Remove links between folders of the dataset, or split the dataset",
             )
+        if prefix and all(entry.name.startswith(".") for entry in listed):
+            found.append((prefix, None))
         for entry in listed:
             relative = prefix + entry.name
             if entry.is_symlink() and leads_out(entry.path, real):

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -114,6 +115,33 @@ def test_the_levels_mean_what_the_manual_says(folders, layout, classes, domains,
     assert labels.classes[0] == classes
     assert labels.domains[0] == domains
     assert labels.splits == splits
+
+
+@pytest.mark.parametrize("pack", ["directory", "zip", "tar"])
+def test_an_empty_class_folder_is_a_class_without_rows(tmp_path, pack):
+    root = write_directory(tmp_path / "x", {**tree(["train/cat/1.png", "test/dog/2.png"])})
+    plain = open_dataset(f"folder:{root}")
+    # Only the empty folder at the level of the classes is a class, and only below a split.
+    for name in ("train/ant", "train/cow/old", "notes/drafts", "val"):
+        (root / name).mkdir(parents=True)
+    (root / "train/ant/.gitkeep").touch()
+    (root / "train/eel").mkdir()
+    (root / "train/eel/notes.txt").touch()
+    path = root
+    if pack != "directory":
+        path = Path(shutil.make_archive(str(tmp_path / "y"), pack, root))
+    data = open_dataset(f"folder:{path}")
+    assert data.classes == ("ant", "cat", "dog")
+    assert [data.classes[row] for row in data.label] == [plain.classes[row] for row in plain.label]
+    assert "no files of ant" in data.reading
+    assert data.digest == open_dataset(f"folder:{root}").digest != plain.digest
+
+
+def test_a_folder_of_one_class_is_read_if_the_other_class_folders_are_empty(tmp_path):
+    root = write_directory(tmp_path / "x", tree(["cat/1.png", "cat/2.png"]))
+    refused(lambda: open_dataset(f"folder:{root}"), "only one class")
+    (root / "dog").mkdir()
+    assert open_dataset(f"folder:{root}").classes == ("cat", "dog")
 
 
 def test_a_given_layout_overrules_what_the_names_suggest(tmp_path):

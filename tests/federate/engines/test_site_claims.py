@@ -27,7 +27,14 @@ from fedcache.federate.engines.flower.messages import (
     unpack,
 )
 from fedcache.federate.engines.flower.server import ServerJob, checked_counts
-from fedcache.federate.engines.flower.sites import Member, RowLimits, SiteFacts, Sites, Terms
+from fedcache.federate.engines.flower.sites import (
+    Member,
+    RowLimits,
+    SiteFacts,
+    Sites,
+    Terms,
+    difference,
+)
 from fedcache.store.files import digest_of, sha256_hex
 from fedcache.store.store import Store
 
@@ -195,6 +202,25 @@ def test_what_a_node_sends_is_a_message_or_malformed(words, trees, zero, zero_ro
         return
     refusal_of(message)
     assert isinstance(checked_counts(message, 0, GOOD), str)
+
+
+@pytest.mark.parametrize(
+    ("classes", "words"),
+    [
+        ("abcde", ["only south has e"]),
+        ("abc", ["only north has d"]),
+        ("abcx", ["only south has x", "only north has d"]),
+        ("abdc", ["from class 2 on"]),
+        ("abcdd", ["from class 4 on"]),
+    ],
+)
+def test_a_difference_of_classes_names_the_classes(classes, words):
+    """Long lists that begin alike must not read alike."""
+    south = dataclasses.replace(GOOD, name="south", classes=tuple(classes))
+    found, hint = difference(south, GOOD)
+    for word in words:
+        assert word in found
+    assert "empty folder" in hint
 
 
 def test_what_a_site_holds_is_what_most_of_them_say():

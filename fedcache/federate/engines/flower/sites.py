@@ -44,6 +44,7 @@ from fedcache.parsing import Facts, Record, parse_json
 from fedcache.progress import Observer
 from fedcache.runs.features import RunFeatures
 from fedcache.store.files import digest_of, sha256_hex
+from fedcache.tables.words import some_names
 
 # The facts that a site reports: names, counts and digests, never a feature or a label. Each fact is
 # checked against the limits below and against the site's other facts; ``RowLimits`` compares the
@@ -203,7 +204,7 @@ def client_of(facts: SiteFacts) -> Client:
 
 
 SAME = {
-    "classes": "its classes are {}, but the other sites have the classes {}",
+    "classes": "its classes differ from those of the other sites: {}",
     "recipes": "its features have the recipe {}, but the other sites have {}",
     "widths": "its features have the width {}, but the other sites have {}",
     "views": "it stores {} views of an image, but the other sites store {}",
@@ -214,7 +215,8 @@ SAME = {
 """Facts that must be equal at all sites -> sentence about a difference. Only the first difference is reported."""
 
 HINTS = {
-    "classes": "Make all shards from one store, or extract with the same class names.",
+    "classes": "Extract on that site with the same class names. With --dataset folder:PATH, make an empty folder for "
+    "each class that the site lacks.",
     "recipes": "Extract on that site with the same backbone and recipe. To see the recipe: fedcache inspect",
     "widths": "Extract on that site with the same backbone and recipe. To see the recipe: fedcache inspect",
     "views": "Extract on that site with the same --views.",
@@ -234,8 +236,30 @@ def difference(mine: SiteFacts, theirs: SiteFacts) -> Problem | None:
         own = getattr(mine, fact)
         other = getattr(theirs, fact)
         if own != other:
-            return words.format(_short(own), _short(other)), HINTS[fact]
+            shown = [_short(own), _short(other)]
+            if fact == "classes":
+                shown = [_class_difference(mine, theirs)]
+            return words.format(*shown), HINTS[fact]
     return None
+
+
+def _class_difference(mine: SiteFacts, theirs: SiteFacts) -> str:
+    """The class names that only one of two sites has; without such names, the classes after the first difference."""
+    words = []
+    for one, other in ((mine, theirs), (theirs, mine)):
+        extra = [name for name in one.classes if name not in set(other.classes)]
+        if extra:
+            words.append(f"only {one.name} has {some_names(extra, 8)}")
+    if words:
+        return "; ".join(words)
+    # A site may report a name twice, so the lists can have different lengths.
+    same = 0
+    for own, other_name in zip(mine.classes, theirs.classes, strict=False):
+        if own != other_name:
+            break
+        same += 1
+    own_rest = _short(mine.classes[same:])
+    return f"the order differs from class {same} on ({own_rest}; {theirs.name}: {_short(theirs.classes[same:])})"
 
 
 def _short(value: Any) -> str:
