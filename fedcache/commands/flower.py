@@ -38,6 +38,7 @@ from fedcache.federate.engines.flower.site_names import names_of
 from fedcache.grids.result import point_words
 from fedcache.parsing import Facts
 from fedcache.process import stop_on_signals
+from fedcache.runs.run import sites_words
 
 flower = typer.Typer(
     name="flower",
@@ -76,7 +77,8 @@ class SiteOptions:
     sites: int = option(2, "Number of sites in the federation.", "", minimum=1)
     start_with: int | None = option(
         None,
-        "After --wait seconds, start if at least this many sites are connected.",
+        "After --wait seconds, start if this many sites are connected. Rejected and silent sites count, but the run "
+        "starts without them.",
         "",
         minimum=1,
         default_text="all sites",
@@ -379,6 +381,7 @@ def _ended(message: Facts) -> CommandResult:
         shown = "not scored"
         if mean is not None:
             shown = f"{100 * mean:.2f} % as reported by the sites"
+        shown += f", {sites_words(run['result'])}"
         # Nothing was trained for a run that was stored already.
         if run["reused"]:
             shown += " (stored)"

@@ -48,6 +48,7 @@ from fedcache.report.find_runs import (
 )
 from fedcache.runs.directory import check_tag, tags_of, write_tags
 from fedcache.runs.garbage import partitions_named, plan_removal, remove_runs
+from fedcache.runs.run import sites_words
 
 runs = typer.Typer(
     name="runs",
@@ -174,7 +175,7 @@ def _run_cells(entry: Facts) -> Facts:
         partition = f"{partition}, hold_out={held_out}"
     metric = "measured"
     if entry["claimed"]:
-        metric = "reported by sites"
+        metric = f"reported by {entry['sites']}"
     megabytes = None
     if entry["model_bytes"] is not None:
         megabytes = f"{entry['model_bytes'] / 1e6:,.2f}"
@@ -254,6 +255,8 @@ def runs_show(name: RunName, root: RunsDirectory = None) -> CommandResult:
         "directory": str(entry.path),
         "again": again,
     }
+    if "federation" in r:
+        facts["sites"] = sites_words(r)
     data = {
         **facts,
         "path": str(entry.path),

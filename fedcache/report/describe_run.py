@@ -37,6 +37,7 @@ from fedcache.runs.directory import (
     usual_run,
     usual_settings,
 )
+from fedcache.runs.run import sites_words
 from fedcache.runs.score import SCORES, values_held_out
 
 FINISHED = "finished"
@@ -159,10 +160,14 @@ def entry_of(one: StoredRun | LeftOut) -> Facts:
             **dict.fromkeys(("partition", "rounds", "accuracy", "model_bytes")),
             "seeds": [],
             "claimed": False,
+            "sites": None,
             "differs": "",
             "hold_out": [],
         }
     r = one.result
+    sites = None
+    if "federation" in r:
+        sites = sites_words(r)
     return {
         **common,
         "method": one.method,
@@ -174,6 +179,7 @@ def entry_of(one: StoredRun | LeftOut) -> Facts:
         "seeds": one.seeds,
         "accuracy": r["accuracy"]["mean"],
         "claimed": one.claimed,
+        "sites": sites,
         "model_bytes": bytes_of_models(one.path),
         "differs": "",
     }

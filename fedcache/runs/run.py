@@ -88,6 +88,32 @@ def is_claimed(result: Record) -> bool:
     return federation is not None and "accuracy" in federation.get("claimed", ("accuracy",))
 
 
+def sites_words(result: Record) -> str:
+    """``2 of 3 sites (without: south)``, from the result of a federation; ``3 sites`` if no site was missing."""
+    federation = result["federation"]
+    sites = federation["sites"]
+    expected = federation.get("expected", len(sites))  # results of 0.2.0 lack the number
+    words = f"{len(sites)} sites"
+    if expected != len(sites):
+        words = f"{len(sites)} of {expected} sites"
+    absent = {}
+    partly = {}
+    for missed in federation["missed"]:
+        name = missed["site"]
+        if name not in sites:
+            absent[name] = missed
+        elif missed["round"] > 0:
+            partly[name] = missed
+    notes = []
+    if absent:
+        notes.append(f"without: {', '.join(absent)}")
+    if partly:
+        notes.append(f"missing in some rounds: {', '.join(partly)}")
+    if notes:
+        words += f" ({'; '.join(notes)})"
+    return words
+
+
 def spread(accuracy: Record) -> str:
     """``0.8123 +- 0.0045``; only the mean for one seed or equal seeds; ``not scored`` without test labels."""
     mean = accuracy["mean"]

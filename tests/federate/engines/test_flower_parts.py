@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from command import data_of
 from damage import flip_bit
 from failing_command import must_fail, must_fail_machine
 from fake_grid import FakeGrid, grid_of, in_round_2, planned, together
@@ -22,6 +23,7 @@ from methods_tried import tried
 from refusal import refused, training_error
 from small_sites import Heard, cut, missed_by
 
+from fedcache.commands import flower
 from fedcache.config import Home, TrainConfig
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engines.flower import processes, serving
@@ -40,6 +42,7 @@ from fedcache.federate.engines.flower.site import ShardSite
 from fedcache.federate.engines.flower.site_names import VARIABLE
 from fedcache.federate.methods import METHODS
 from fedcache.runs.loop import train
+from fedcache.runs.run import sites_words
 from fedcache.store.store import Store
 
 C = 4
@@ -326,6 +329,26 @@ def test_a_site_that_comes_late_joins_unless_the_method_keeps_a_place_for_each(
     assert joined["site"] == "client-1"
     assert joined["round"] > 1
     assert run.result["clients"] == ["client-0", "client-2", "client-1"]
+
+
+def test_a_result_of_fewer_sites_names_the_missing_ones(grid, tmp_path):
+    other = Store.from_arrays(
+        {"mine": np.ones((9, D), np.float32)}, labels=[0, 1, 2] * 3, path=tmp_path / "other.zarr"
+    )
+    grid.sites[101] = ShardSite(other.path, tmp_path / "s", "south")
+    (run,) = together(planned("fed3r"), grid, tmp_path)
+    words = "2 of 3 sites (without: south)"
+    assert data_of(f"runs show {run.path}")["sites"] == words
+    (entry,) = data_of(f"runs list {run.path}")["entries"]
+    assert entry["sites"] == words
+    done = [{"path": str(run.path), "reused": False, "sweep": {}, "result": run.result}]
+    assert words in flower._ended({"done": done}).lines[0]
+
+
+def test_a_site_that_missed_a_round_is_named(grid, tmp_path):
+    grid.meddle[101] = in_round_2(lambda _packed: "it was killed")
+    (run,) = together(planned("fedavg", rounds=3), grid, tmp_path)
+    assert sites_words(run.result) == "3 sites (missing in some rounds: client-1)"
 
 
 def test_a_warning_of_a_run_is_not_repeated_when_a_site_joins(grid, tmp_path):

@@ -852,6 +852,7 @@ def _finish(run: OpenRun, server: Server, seconds: float) -> Run:
     federation: Record = {
         "engine": "flower",
         "uploads": uploads,
+        "expected": sites.terms.sites,
         "sites": [m.facts.name for m in sites.members],
         # Sites score themselves. The server has no test rows, so it can only check that their counts are possible.
         "claimed": list(CLAIMED),
