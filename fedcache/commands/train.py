@@ -54,6 +54,7 @@ from fedcache.report.verdict import (
     uncertainty,
 )
 from fedcache.runs.directory import (
+    MODELS,
     bytes_of_models,
     check_config,
     command_saving,
@@ -276,7 +277,13 @@ def model_lines(path: Path, result: Mapping[str, Any]) -> list[str]:
         run = path.name[:8]
     predict = f"  Next:  fedcache predict {shell_word(run)} {inputs}"
     if result["protocol"] == "global":
-        return [predict]
+        lines = [predict]
+        if is_claimed(result):
+            file = min((path / MODELS).glob("*.safetensors"))
+            lines.append(
+                f"  At a site:  copy {file}, then  fedcache predict {shell_word(file.name)} {inputs}"
+            )
+        return lines
     if is_claimed(result):
         return [
             "  each site keeps its own model, in flower/ of its FEDCACHE_HOME:  fedcache predict FILE "

@@ -12,6 +12,7 @@ from setting_lines import set_to
 from test_site_claims import federated, node_of, shards  # noqa: F401
 from tolerance import SUMS, close
 
+from fedcache.commands.train import model_lines
 from fedcache.federate.engines.flower.site import SiteJob
 from fedcache.models.predictor import Predictor
 from fedcache.models.saved_model import SavedModel
@@ -38,6 +39,13 @@ def test_the_server_saves_the_model_that_a_run_in_process_saves(method, grid, si
     line = f"train --rounds 2 --participation all --method {method} --clients-from"
     here = data_of(line, sites, *words)
     far = load_seed(run.path)
+    # The line for the sites names the file, which is enough to predict.
+    at_a_site = model_lines(run.path, run.result)[1]
+    file = next((run.path / "models").glob("*.safetensors"))
+    assert str(file) in at_a_site
+    assert f"fedcache predict {file.name}" in at_a_site
+    store = next(sites.glob("*.zarr"))
+    assert data_of(f"predict {file} --store {store}")["rows"]
     near = load_seed(Path(here["path"]))
     assert far.facts.recipes == near.facts.recipes
     assert far.facts.classes == near.facts.classes == ("a", "b", "c", "d")
