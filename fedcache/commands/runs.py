@@ -46,7 +46,7 @@ from fedcache.report.find_runs import (
     mean_over_values,
     setting_name,
 )
-from fedcache.runs.directory import check_tag, tags_of, write_tags
+from fedcache.runs.directory import check_tag, command_again, tags_of, write_tags
 from fedcache.runs.garbage import partitions_named, plan_removal, remove_runs
 from fedcache.runs.run import sites_words
 
@@ -232,7 +232,6 @@ def runs_show(name: RunName, root: RunsDirectory = None) -> CommandResult:
     figures = figures_of(entry)
     files = files_of(entry.path)
     tags = tags_of(entry.path)
-    again = shlex.join(["fedcache", "train", "--config", str(entry.path / "config.toml")])
     dataset, _, partition = setting_name(entry).partition(", ")
     clients = r["partition"]["clients"]
     preset = r["preset"]
@@ -253,7 +252,7 @@ def runs_show(name: RunName, root: RunsDirectory = None) -> CommandResult:
         "seeds": " ".join(map(str, r["seeds"])),
         "computed": f"{execution}, {r['device']}",
         "directory": str(entry.path),
-        "again": again,
+        "again": command_again(entry.path),
     }
     if "federation" in r:
         facts["sites"] = sites_words(r)

@@ -34,6 +34,7 @@ from fedcache.runs.directory import (
     check_files,
     check_tag,
     client_columns,
+    command_again,
     config_changed,
     is_private,
     measured_of,
@@ -616,8 +617,7 @@ def _unfinished(path: Path) -> LeftOut:
         why += f": a search stopped it after round {pruned['round']} of {rounds}"
     if config_changed(path):
         why += "; its config.toml was changed since the run started"
-    hint = f"To resume it:  fedcache train --config {shell_word(config)}"
-    return LeftOut(path, why, hint)
+    return LeftOut(path, why, f"To resume it:  {command_again(path)}")
 
 
 def value_words(value: object) -> str:

@@ -15,7 +15,7 @@ from fedcache.errors import FedcacheError
 from fedcache.federate.partition.partition import Columns, Partition
 from fedcache.parsing import Facts, Record
 from fedcache.report.find_runs import StoredRun
-from fedcache.runs.directory import train_table, usual_preset, usual_settings
+from fedcache.runs.directory import command_again, train_table, usual_preset, usual_settings
 from fedcache.runs.origin import store_behind
 from fedcache.runs.partitions import columns_of, load_partition
 from fedcache.store.manifest import PARTITION_SUFFIXES
@@ -107,6 +107,8 @@ _DEFAULTS = {f.name: f.default for f in fields(TrainConfig)}
 def command_of(entry: StoredRun, store: str) -> str:
     """One line for a shell with every option that differs from its default; stores and partitions by name, not by path.
 
+    A run over sites gets a sentence, see ``command_again``.
+
     Args:
         entry: the run.
         store: the name of its dataset's store; "" where it no longer exists.
@@ -114,6 +116,8 @@ def command_of(entry: StoredRun, store: str) -> str:
     table = train_table(entry.path)
     if not table:
         return ""
+    if "federation" in entry.result:
+        return command_again(entry.path)
     words = ["fedcache", "train", "--method", entry.method]
     preset = str(table.get("preset", "paper"))
     if preset != usual_preset(entry.method):

@@ -804,14 +804,18 @@ def header_of_models(digest: str) -> Facts:
     return {"kind": "models of a run", "run": digest}
 
 
-def command_again(folder: Path) -> str:
-    """The command that trains the run of a directory again."""
-    return f"fedcache train --config {shell_word(folder / 'config.toml')} --fresh"
+def command_again(folder: Path, *options: str) -> str:
+    """The command that resumes or repeats the run of a directory, with more options; in words for a run over sites."""
+    # A run over sites has client stores and no partition, because their rows are at the sites. The folder of its app is
+    # not known here.
+    if train_table(folder).get("clients_from") and not any(folder.glob("partition-*.partition")):
+        return "repeat the `fedcache flower run` or `flower up` that began it, with the same sites"
+    return " ".join([f"fedcache train --config {shell_word(folder / 'config.toml')}", *options])
 
 
 def command_saving(folder: Path, clients: str) -> str:
     """The command that trains the run of a directory again and saves the models of clients: all, or their names."""
-    return f"{command_again(folder)} --save-clients {shell_word(clients)}"
+    return command_again(folder, "--fresh", f"--save-clients {shell_word(clients)}")
 
 
 def has_model(run: Path) -> bool:

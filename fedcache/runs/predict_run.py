@@ -471,7 +471,7 @@ def load_seed(run: Path, seed: int | None = None) -> SavedModel:
 
 def train_again(run: Path, result: Record) -> str:
     """A hint: the command that trains the models of a finished run again, and its cost."""
-    command = command_again(run)
+    command = command_again(run, "--fresh")
     own_name = str(result["digest"])[:16]
     if run.name != own_name:  # moved or copied; the command makes it under its own name
         return f"To train the run again, in the directory {own_name} of your runs:  {command}"

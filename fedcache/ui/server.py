@@ -79,7 +79,7 @@ from fedcache.report.page import answer_of_runs, overview_of, write_report
 from fedcache.report.render import Section, html_environment, thumbnail_uri
 from fedcache.report.run_origin import command_of
 from fedcache.report.store_card import rows_of_classes, rows_of_splits
-from fedcache.runs.directory import WRITTEN, has_model, is_running, train_table
+from fedcache.runs.directory import WRITTEN, command_again, has_model, is_running, train_table
 from fedcache.runs.origin import store_behind
 from fedcache.runs.score import choice_value, validation_value
 from fedcache.store.catalog import is_ingested, size_of
@@ -171,7 +171,7 @@ def read_details(path: Path) -> Facts:
     return {
         "drawing": _draw(records),
         "settings": _words(table),
-        "command": f"fedcache train --config {shell_word(path / 'config.toml')}",
+        "command": command_again(path),
         "seeds": [],
     }
 

@@ -41,6 +41,8 @@ from fedcache.federate.engines.flower.processes import Address, Keys, free_port,
 from fedcache.federate.engines.flower.site import ShardSite
 from fedcache.federate.engines.flower.site_names import VARIABLE
 from fedcache.federate.methods import METHODS
+from fedcache.report.find_runs import open_run
+from fedcache.report.run_origin import command_of
 from fedcache.runs.loop import train
 from fedcache.runs.run import sites_words
 from fedcache.store.store import Store
@@ -343,6 +345,22 @@ def test_a_result_of_fewer_sites_names_the_missing_ones(grid, tmp_path):
     assert entry["sites"] == words
     done = [{"path": str(run.path), "reused": False, "sweep": {}, "result": run.result}]
     assert words in flower._ended({"done": done}).lines[0]
+
+
+def test_an_unfinished_federation_is_resumed_by_the_command_that_began_it(grid, sites, tmp_path):
+    grid.meddle[101] = in_round_2(lambda _packed: "it was killed")
+    asked = planned("fedavg", quorum=3)
+    with pytest.raises(FedcacheError):
+        together(asked, grid, tmp_path)
+    found = data_of(f"runs list --runs {tmp_path}/runs")["left_out"]
+    assert "fedcache flower run" in found[0]["hint"]
+    grid.meddle.clear()
+    (run,) = together(asked, grid, tmp_path)
+    assert "fedcache flower run" in data_of(f"runs show {run.path}")["again"]
+    assert "fedcache flower run" in command_of(open_run(run.path), "")
+    # A run in one process over the same stores has a command.
+    reference = alone("fed3r", sites, tmp_path)
+    assert data_of(f"runs show {reference.path}")["again"].startswith("fedcache train --config")
 
 
 def test_a_site_that_missed_a_round_is_named(grid, tmp_path):
