@@ -296,7 +296,8 @@ def run(
 ) -> CommandResult:
     """Run an app over the sites of a server and show its progress; results go to the server's FEDCACHE_HOME.
 
-    Repeat the command to resume after the last complete round, or to get a finished result again.
+    Repeat the command with the same sites to resume after the last complete round, or to get a finished result again.
+    With other sites, a new run begins.
 
     Example: fedcache flower run fedcache-fed3r --superlink 127.0.0.1:8000 --keys keys
     """

@@ -363,6 +363,22 @@ def test_an_unfinished_federation_is_resumed_by_the_command_that_began_it(grid, 
     assert data_of(f"runs show {reference.path}")["again"].startswith("fedcache train --config")
 
 
+def test_a_run_resumes_only_with_the_same_sites_and_the_hint_says_so(grid, tmp_path, monkeypatch):
+    grid.meddle[101] = in_round_2(lambda _packed: "it was killed")
+    with pytest.raises(FedcacheError):
+        together(planned("fedavg", quorum=3), grid, tmp_path)
+    heard = Heard()
+    del grid.sites[101]
+    together(planned("fedavg", sites=2), grid, tmp_path, heard)
+    assert not any("resuming" in note for note in heard.notes)
+    monkeypatch.setattr(processes, "program", lambda _name: "/bin/echo")
+    monkeypatch.setattr(Address, "check", lambda _address: True)
+    error = refused(
+        lambda: processes.run_app(tmp_path, Address("127.0.0.1", 9), print), code=Exit.ENVIRONMENT
+    )
+    assert "same sites" in error.hint
+
+
 def test_a_site_that_missed_a_round_is_named(grid, tmp_path):
     grid.meddle[101] = in_round_2(lambda _packed: "it was killed")
     (run,) = together(planned("fedavg", rounds=3), grid, tmp_path)

@@ -756,8 +756,8 @@ def run_app(path: Path, address: Address, on_words: Callable[[Facts], None]) -> 
             errors="replace",
             start_new_session=True,
         )
+        assert process.stdout is not None
         try:
-            assert process.stdout is not None
             # Lines with the mark are messages of fedcache; the others are Flower's log, kept for an error message.
             for line in process.stdout:
                 _, mark, words = line.rstrip("\n").partition(MARK)
@@ -779,11 +779,12 @@ def run_app(path: Path, address: Address, on_words: Callable[[Facts], None]) -> 
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            process.stdout.close()
     if not last:
         log = "\n".join(line for line in lines if line.strip())
         raise MachineError(
             f"The run ended without a result:\n{log[-1500:]}",
-            "Check the log of the server. Run the same command again to resume after the last complete "
-            "round.",
+            "Check the log of the server. Run the same command again with the same sites to resume after the last "
+            "complete round. With other sites, a new run begins.",
         )
     return last

@@ -419,7 +419,8 @@ class Server:
             if summed is not None and summed.failed:
                 raise FederatedRunError(
                     f"Round {number}: secure aggregation gave no sum: {summed.failed}.",
-                    "The logs of the sites show why. Run again to resume after the last complete round.",
+                    "The logs of the sites show why. Run again with the same sites to resume after the last complete "
+                    "round.",
                 )
             self._check_quorum(number, ids, sample, reasons)
             pipeline = run.upload_pipeline(ids, down, job.participation)
