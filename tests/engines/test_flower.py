@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from command import apart
@@ -115,6 +116,27 @@ def test_sites_through_flower_give_the_accuracy_of_one_process(method, told):
     words = told[method]
     assert accuracy(words) == pytest.approx(words["alone"], abs=1e-5)
     assert result(words)["federation"]["missed"] == []
+
+
+def test_the_accuracy_of_a_round_says_over_how_many_sites(capsys):
+    from fedcache.federate.engines.flower.server_app import Logged
+
+    shown = []
+    for scored in ({}, {"scored": 2.0}):
+        Logged().round_done(
+            SimpleNamespace(
+                stored=False,
+                seed=0,
+                round=1,
+                rounds=1,
+                point="",
+                accuracy=0.5,
+                diagnostics=scored,
+            )
+        )
+        shown.append(capsys.readouterr().out)
+    assert "2 sites" in shown[1]
+    assert "2 sites" not in shown[0]
 
 
 def test_a_server_that_is_given_sums_alone_gives_the_accuracy_of_one_process(told):

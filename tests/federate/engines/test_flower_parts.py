@@ -43,6 +43,7 @@ from fedcache.federate.engines.flower.site_names import VARIABLE
 from fedcache.federate.methods import METHODS
 from fedcache.report.find_runs import open_run
 from fedcache.report.run_origin import command_of
+from fedcache.runs.directory import rounds_of
 from fedcache.runs.loop import train
 from fedcache.runs.run import sites_words
 from fedcache.store.store import Store
@@ -377,6 +378,23 @@ def test_a_run_resumes_only_with_the_same_sites_and_the_hint_says_so(grid, tmp_p
         lambda: processes.run_app(tmp_path, Address("127.0.0.1", 9), print), code=Exit.ENVIRONMENT
     )
     assert "same sites" in error.hint
+
+
+def test_a_round_counts_the_scored_sites_and_a_site_that_is_not_scored_is_told_once(grid, tmp_path):
+    grid.meddle[101] = lambda kind, _number, packed: "it was killed" if kind == "score" else packed
+    heard = Heard()
+    (run,) = together(planned("fedavg"), grid, tmp_path, heard)
+    *_, last = rounds_of(run.path)
+    assert last["diagnostics"]["scored"] == 2
+    assert len([w for w in heard.warnings if "client-1" in w]) == 1
+
+
+def test_a_site_that_misses_a_round_is_told_once(grid, tmp_path):
+    grid.meddle[101] = in_round_2(lambda _packed: "it was killed")
+    heard = Heard()
+    (run,) = together(planned("fedavg"), grid, tmp_path, heard)
+    assert "scored" not in rounds_of(run.path)[-1]["diagnostics"]
+    assert len([w for w in heard.warnings if "client-1" in w]) == 1
 
 
 def test_a_site_that_missed_a_round_is_named(grid, tmp_path):

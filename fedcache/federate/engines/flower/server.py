@@ -105,6 +105,7 @@ class ServerJob:
     outlines: dict[int, tuple[tuple[str, tuple[int, ...]], ...]] = field(default_factory=dict)
     evaluation: Evaluation | None = None  # of the last round that was scored
     scored_rows: Data | None = None  # labels of the rows that ``evaluation`` scored
+    scored: int = 0  # sites that ``evaluation`` scored
     failed: FedcacheError | None = None  # the error that ended it
     # of the server's tensors at the beginning
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -481,15 +482,11 @@ class Server:
             self.sites.miss(
                 number, name, why, f"round {number} continues without site {name!r}: {why}."
             )
-            run.warnings.append(f"round {number} continued without site {name!r}: {why}")
             return
         if not job.leaves_out:
             raise run.update_validation().refusal(client, name, why)
         run.rejected.append(RejectedUpload(number, client, why))
         self._note_rejected(number, client, why)
-        run.warnings.append(
-            f"round {number}: the upload of client {client} ({name!r}) is rejected: {why}"
-        )
 
     def _note_rejected(self, number: int, client: int, why: str) -> None:
         """Name the site of a rejected upload in the result and in the log."""
@@ -520,9 +517,9 @@ class Server:
                     counts[client] = read
                     continue
                 name = member.facts.name
-                warning = f"site {name!r} is not scored: {read}"
-                self.sites.miss(job.run.round, name, f"not scored: {read}", f"{warning}.")
-                job.run.warnings.append(warning)
+                warning = f"site {name!r} is not scored: {read}."
+                self.sites.miss(job.run.round, name, f"not scored: {read}", warning)
+            job.scored = len(counts)
             job.evaluation, job.scored_rows = score_counts(job.run, facts, counts)
 
     def _record(self, job: ServerJob, ids: Sequence[int], seconds: float, measured: bool) -> None:
@@ -532,6 +529,8 @@ class Server:
         diagnostics = {}
         if measured:
             diagnostics = run.diagnose()
+            if job.scored < len(self.sites.members):
+                diagnostics["scored"] = float(job.scored)
         if job.leaves_out or not run.trust.plain:
             rejected = sum(upload.round == run.round for upload in run.rejected)
             diagnostics["rejected"] = float(rejected)
@@ -588,7 +587,6 @@ class Server:
             wider.traffic.down[: len(run.traffic.down)] = run.traffic.down
             wider.traffic.rounds = run.traffic.rounds
             wider.met[: len(run.met)] = run.met
-            wider.warnings.append(f"site {name!r} joined in round {number}")
             job.run = wider
         self.sites.members.append(member)
         self.sites.joined.append(MissedSite(number, name, "joined"))

@@ -46,7 +46,11 @@ class Logged(Silent):
         else:
             words = words.capitalize()
         if round_.accuracy is not None:
-            words += f", accuracy {100 * round_.accuracy:.2f} % as reported by the sites"
+            scored = round_.diagnostics.get("scored")
+            sites = "the sites"
+            if scored is not None:
+                sites = f"only {scored:.0f} sites"
+            words += f", accuracy {100 * round_.accuracy:.2f} % as reported by {sites}"
         log_line(note=f"{words}.")
 
 
