@@ -7,7 +7,7 @@ from failing_command import must_fail
 from fake_grid import planned, together
 from hypothesis import given
 from hypothesis import strategies as st
-from refusal import corruption, refused
+from refusal import corruption, refused, training_error
 from small_sites import Heard, missed_by, sharded
 
 from fedcache.config import Home
@@ -54,6 +54,24 @@ def test_another_key_does_not_get_a_name_in_a_later_run(names, grid, tmp_path):
     names.forget([name])
     assert missed_by(run(grid, tmp_path / "new-key", names)) == []
     assert names.known()[name] == f"key of {IMPOSTOR}"
+
+
+def test_a_site_without_an_answer_is_named_by_its_key(names, grid, tmp_path):
+    heard = Heard()
+    name = next(n for n, key in names.known().items() if key == f"key of {OWNER}")
+    grid.meddle[OWNER] = lambda _kind, _number, _packed: "it did not answer within 1 s"
+    made = run(grid, tmp_path / "later", names, heard)
+    assert {m["site"] for m in missed_by(made)} == {name}
+    first, *_, last = heard.warnings
+    assert name in first
+    assert "restart" in first
+    assert name in last
+
+
+def test_an_absent_site_is_named_by_the_earlier_runs(names, grid, tmp_path):
+    name = next(n for n, key in names.known().items() if key == f"key of {OWNER}")
+    del grid.sites[OWNER]
+    training_error(lambda: run(grid, tmp_path / "later", names), name)
 
 
 @pytest.mark.parametrize("late", [False, True])

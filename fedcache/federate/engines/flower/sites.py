@@ -489,6 +489,7 @@ class Sites:
         self._met: set[int] = set()  # nodes that have reported facts, or get no more requests
         # node -> number of requests for its facts that it did not answer
         self._silent = Counter[int]()
+        self._labels: dict[int, str] = {}  # node -> the name that its key owns, else its number
 
     def gather(self, request: Record) -> list[Member]:
         """Wait for the sites, send them ``request``, and take those with equal facts, in client order.
@@ -523,7 +524,7 @@ class Sites:
                 break
             time.sleep(LOOK_EVERY)
         for node in self._slow_nodes():
-            self.missed.append(MissedSite(0, f"node {node}", "it did not answer in time"))
+            self.missed.append(MissedSite(0, self._labels[node], "it did not answer in time"))
         for member, why, hint in (*differing, *rejected):
             self._refuse(0, member.facts.name, why, hint)
         if not decided and differing:
@@ -542,7 +543,7 @@ class Sites:
         if count < self.terms.sites:
             self.observer.warn(
                 f"{count} of {self.terms.sites} sites are connected; late sites can join during "
-                "the run."
+                f"the run.{self._absent(kept)}"
             )
         self.members = kept
         self._bind(kept)
@@ -614,33 +615,39 @@ class Sites:
         if not requests:
             return []
         timeout = min(wait, self.terms.timeout)
+        owned = {key: name for name, key in self.names.known().items()}
+        for node, key in here.items():
+            self._labels[node] = owned.get(key, f"node {node}")
         for node, answer in self.transport.ask("facts", requests, timeout).items():
             # A slow node, or one whose answer was lost, is asked again up to ``REQUESTS`` times. A node that went away
             # is asked again when it is back; its key makes it the same node.
+            label = self._labels[node]
             if isinstance(answer, str):
                 if answer != GONE:
                     self._silent[node] += 1
                 if self._silent[node] >= REQUESTS:
                     self._met.add(node)
-                    self.missed.append(MissedSite(round_, f"node {node}", answer))
+                    self.missed.append(MissedSite(round_, label, answer))
                 reasons.append(answer)
-                self.observer.warn(f"a node sent no description: {answer}.")
+                self.observer.warn(
+                    f"{label} sent no description: {answer}. If it sends none again, restart this site."
+                )
                 continue
             self._met.add(node)
             refusal = refusal_of(answer)
             if refusal is not None:
                 reasons.append(refusal)
-                self.missed.append(MissedSite(round_, f"node {node}", refusal.message))
-                self.observer.warn(f"a site cannot take part: {refusal.message} {refusal.hint}")
+                self.missed.append(MissedSite(round_, label, refusal.message))
+                self.observer.warn(f"{label} cannot take part: {refusal.message} {refusal.hint}")
                 continue
             try:
                 facts = SiteFacts.from_words(answer.words.get("facts"))
             except ValueError as error:
                 why = f"its description is malformed: {error}"
                 reasons.append(why)
-                self.missed.append(MissedSite(round_, f"node {node}", f"rejected: {why}"))
+                self.missed.append(MissedSite(round_, label, f"rejected: {why}"))
                 self.observer.warn(
-                    f"node {node} is left out, because its description is invalid: {error}."
+                    f"{label} is left out, because its description is invalid: {error}."
                 )
                 continue
             arrived.append(Member(node, facts, here[node]))
@@ -671,7 +678,7 @@ class Sites:
         names = ", ".join(m.facts.name for m in kept) or "none"
         terms = self.terms
         count = f"{len(kept)} of {terms.sites} sites"
-        state = f"{count} are connected after {terms.wait:g} s: {names}."
+        state = f"{count} are connected after {terms.wait:g} s: {names}.{self._absent(kept)}"
         if refused:
             member, why, hint = refused[0]
             return StoreError(f"{state} Site {member.facts.name!r} is rejected: {why}.", hint)
@@ -683,6 +690,13 @@ class Sites:
         if not kept and terms.like:
             state += f" The site {terms.like!r}, which all other sites must match (--like), is not connected."
         return FederatedRunError(state, START)
+
+    def _absent(self, present: Sequence[Member]) -> str:
+        """A sentence about sites of earlier runs that are not among ``present``; "" without such sites."""
+        absent = self.names.known().keys() - {member.facts.name for member in present}
+        if absent:
+            return f" Sites of earlier runs that are missing: {', '.join(sorted(absent))}."
+        return ""
 
     def text(self, digest: str, classes: int) -> Tensor:
         """The class text features [C, D] of that digest, which all sites have, from the first site that sends them.
