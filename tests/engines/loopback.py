@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fedcache.config import Home, TrainConfig
 from fedcache.errors import FedcacheError
+from fedcache.federate.engines.flower import serving
 from fedcache.federate.engines.flower.plan import Plan
 from fedcache.federate.engines.flower.processes import make_keys, register
 from fedcache.federate.engines.flower.serving import attend, open_loopback
@@ -52,6 +53,7 @@ def reference(method, rounds, sites, home):
 
 
 def refused(shard, address, keys, home):
+    serving.KEY_WAIT = 30.0
     try:
         attend(shard, str(address), keys, None, None, home, lambda _text: None, Never())
     except FedcacheError as error:

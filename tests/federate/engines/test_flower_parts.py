@@ -318,6 +318,57 @@ def test_a_server_on_all_addresses_registers_its_sites_over_loopback(host, tmp_p
     assert at == [Address("192.0.2.1" if host == "192.0.2.1" else "127.0.0.1", 9000, keys.ca)]
 
 
+REFUSED = "Failed to activate SuperNode."
+
+
+@pytest.mark.parametrize(
+    ("logs", "wait", "ends"),
+    [
+        ([REFUSED, REFUSED, None], 90.0, None),
+        ([REFUSED] * 50, 0.1, "does not know this site's key"),
+        (["Another error."], 90.0, "Another error."),
+    ],
+    ids=["known later", "never known", "another error"],
+)
+def test_a_site_whose_key_is_refused_tries_again_for_a_while(
+    logs, wait, ends, sites, tmp_path, monkeypatch
+):
+    """The server registers keys some seconds after it opens its port. A log of None stands for a site that runs."""
+    started = []
+    stop = Event()
+
+    def supernode(*_words):
+        log = logs[len(started)]
+        started.append(log)
+        if log is None:
+            stop.set()
+        return SimpleNamespace(
+            name="site",
+            popen=SimpleNamespace(returncode=1),
+            alive=log is None,
+            log="log",
+            tail=lambda *_lines: log,
+            stop=lambda: None,
+        )
+
+    monkeypatch.setattr(serving, "need_flower", lambda: None)
+    monkeypatch.setattr(serving, "read_site_keys", lambda _path: ("ca.crt", "node.key"))
+    monkeypatch.setattr(serving, "start_supernode", supernode)
+    monkeypatch.setattr(serving, "LOOK_EVERY", 0.01)
+    monkeypatch.setattr(serving, "RETRY_EVERY", 0.01)
+    monkeypatch.setattr(serving, "KEY_WAIT", wait)
+    monkeypatch.setattr(Address, "check", lambda _address: True)
+    shard = next(sites.glob("*.zarr"))
+    words = (shard, "192.0.2.1:8000", tmp_path, None, None, Home(tmp_path), lambda _text: None)
+    if ends is None:
+        serving.attend(*words, stop)
+        assert started == logs
+        return
+    error = refused(lambda: serving.attend(*words, stop), code=Exit.ENVIRONMENT)
+    assert ends in error.message
+    assert (len(started) > 1) == (logs[0] == REFUSED)
+
+
 @pytest.mark.parametrize("method", ["fedavg", "fedpcl"])
 def test_a_site_that_comes_late_joins_unless_the_method_keeps_a_place_for_each(
     method, grid, tmp_path

@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -45,6 +46,13 @@ LOOK_EVERY = 0.5
 KEY_UNKNOWN = "failed to activate supernode"
 """Text in the log of a SuperNode whose key the server refuses. Either the server does not know the key, or it has not
 noticed yet that an earlier site with this key was killed."""
+
+KEY_WAIT = 90.0
+"""Seconds for which a site tries again after the server refused its key. The server registers keys some seconds after
+it opens its port, and takes a minute to notice that a site was killed."""
+
+RETRY_EVERY = 5.0
+"""Seconds between two tries."""
 
 WITH_KEYS = "fedcache flower keys --out KEYS --sites NAME, then start the server again: it registers every key of KEYS."
 
@@ -129,36 +137,41 @@ def attend(
     if masked_only:
         config["masked-only"] = "yes"
     folder = _folder(home, f"site-{state.name}")
-    process = start_supernode(address, config, key, folder, port or free_port())
+    node_port = port or free_port()
     client = name or store.dataset["shard"]["client"]
-    say(f"Site {client!r} is running and connects to {address}. Log: {process.log}.")
-    unknown_key = None
-    if key is not None:
-        unknown_key = MachineError(
-            f"The server at {address} does not know this site's key {key}, or the site was killed less "
-            "than a minute ago and is still registered.",
-            f"After a kill, run the same command again in a minute. Otherwise {WITH_KEYS}",
-        )
-    try:
-        _run_until_stop(process, stop, unknown_key)
-    finally:
-        process.stop()
+    last_try = None
+    while True:
+        began = time.monotonic()
+        process = start_supernode(address, config, key, folder, node_port)
+        if last_try is None:
+            say(f"Site {client!r} is running and connects to {address}. Log: {process.log}.")
+        try:
+            _run_until_stop(process, stop)
+            return
+        except MachineError:
+            if key is None or KEY_UNKNOWN not in process.tail(60).lower():
+                raise
+        finally:
+            process.stop()
+        now = time.monotonic()
+        if last_try is None or now - began > KEY_WAIT:
+            last_try = now + KEY_WAIT
+            say(f"The server refuses this site's key. The site tries again for {KEY_WAIT:g} s.")
+        if now >= last_try:
+            raise MachineError(
+                f"The server at {address} does not know this site's key {key}, or another site with this key is "
+                f"connected. The site tried for {KEY_WAIT:g} s.",
+                f"Stop the other site. If there is none: {WITH_KEYS}",
+            )
+        if stop.wait(RETRY_EVERY):
+            return
 
 
-def _run_until_stop(
-    process: Process, stop: threading.Event, unknown_key: MachineError | None = None
-) -> None:
-    """Wait until ``stop`` is set.
-
-    If the process ends by itself, raises MachineError: ``unknown_key`` if its log says that the server does not know
-    its key.
-    """
+def _run_until_stop(process: Process, stop: threading.Event) -> None:
+    """Wait until ``stop`` is set. Raises MachineError if the process ends by itself."""
     while not stop.wait(LOOK_EVERY):
-        if process.alive:
-            continue
-        if unknown_key is not None and KEY_UNKNOWN in process.tail(60).lower():
-            raise unknown_key
-        raise failure_of(process, "")  # "", because the process has ended
+        if not process.alive:
+            raise failure_of(process, "")  # "", because the process has ended
 
 
 def _folder(home: Home, name: str) -> Path:
