@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedcache.commands.help import COMMON
 from fedcache.commands.options import (
     Given,
     RunOptions,
@@ -21,6 +22,7 @@ from fedcache.commands.options import (
     split_list,
     sweep_lists,
     train_config,
+    worded,
 )
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.commands.train import model_lines
@@ -47,7 +49,7 @@ flower = typer.Typer(
 )
 
 RUN_FIELDS = [
-    *pick(TrainConfig, *TRAIN),
+    *worded(pick(TrainConfig, *TRAIN), "method", common=True),
     *pick(RunOptions, "runs", "fresh"),
 ]
 """Options of ``app`` and ``up``; ``federate.engines.flower.plan`` explains why ``train`` has more options."""
@@ -74,14 +76,15 @@ SuperLink = Annotated[str, typer.Option("--superlink", help="Address of the serv
 class SiteOptions:
     """Settings of a federation that concern its sites; ``Plan`` has fields of the same names."""
 
-    sites: int = option(2, "Number of sites in the federation.", "", minimum=1)
+    sites: int = option(2, "Number of sites in the federation.", "", minimum=1, common=True)
     start_with: int | None = option(
         None,
-        "After --wait seconds, start if this many sites are connected. Rejected and silent sites count, but the run "
-        "starts without them.",
+        "Number of connected sites, rejected ones included, with which the run starts after --wait seconds. The run "
+        "starts without rejected and silent sites.",
         "",
         minimum=1,
         default_text="all sites",
+        common=True,
     )
     like: str = option(
         "",
@@ -89,8 +92,10 @@ class SiteOptions:
         "",
         default_text="the classes and recipes of more than half of the sites",
     )
-    quorum: int = option(1, "Number of sites that must upload in every round.", "", minimum=1)
-    wait: float = option(120.0, "Seconds to wait for the sites to connect.", "")
+    quorum: int = option(
+        1, "Number of sites that must upload in every round.", "", minimum=1, common=True
+    )
+    wait: float = option(120.0, "Seconds to wait for the sites to connect.", "", common=True)
     timeout: float = option(600.0, "Seconds to wait for the answer of a site.", "")
     secure: bool = option(
         False,
@@ -126,6 +131,7 @@ def app(
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="Directory of the app. Default: ./fedcache-METHOD."),
+        COMMON,
     ] = None,
     sweep: Sweep = None,
 ) -> CommandResult:
@@ -322,10 +328,13 @@ def run(
 def up(
     observer: TerminalObserver,
     given: Given,
-    shards: Annotated[Path, typer.Option(help="A directory of client stores (fedcache shard).")],
+    shards: Annotated[
+        Path, typer.Option(help="A directory of client stores (fedcache shard)."), COMMON
+    ],
     tls: Annotated[
         bool,
         typer.Option("--tls", help="Use certificates and node keys that are made for this run."),
+        COMMON,
     ] = False,
     sweep: Sweep = None,
     port: Port = None,

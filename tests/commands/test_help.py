@@ -21,7 +21,13 @@ MAIN = (
     "runs list",
     "runs show",
     "ingest",
+    "flower app",
+    "flower up",
 )
+ESSENTIAL = {
+    "flower app": {"--method", "--sites", "--out", "--wait", "--start-with", "--quorum"},
+    "flower up": {"--method", "--shards", "--tls", "--wait"},
+}
 PROGRAM = typer.main.get_command(cli.app)
 
 
@@ -50,7 +56,9 @@ def test_the_help_of_a_main_command_is_one_page_with_an_example_first(
     assert len(lines) <= 40
     example = next(i for i, line in enumerate(lines) if line.startswith(f"  fedcache {command} "))
     assert example < next(i for i, line in enumerate(lines) if line.startswith("Usage: fedcache "))
-    assert len(shown_options("\n".join(lines))) <= 16
+    options = shown_options("\n".join(lines))
+    assert len(options) <= 16
+    assert options >= ESSENTIAL.get(command, set())
 
 
 @pytest.mark.parametrize("command", OPTIONS)
