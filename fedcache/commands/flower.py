@@ -258,7 +258,9 @@ def site(
 
 @command("flower names", within=flower)
 def names(
-    port: Port = 8000,
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, help="Port of the server on this machine.")
+    ] = 8000,
     forget: Annotated[
         list[str] | None,
         typer.Option(
@@ -273,13 +275,13 @@ def names(
 
     Example: fedcache flower names --forget north
     """
-    table = names_of(port or 8000, Home.from_environment())
+    table = names_of(port, Home.from_environment())
     released = split_list(forget, "--forget")
     if released:
         table.forget(released)
     rows = sorted(table.known().items())
     shown = []
-    lines = []
+    lines = [f"Server at port {port} of this machine. For another server: --port PORT"]
     if released:
         lines.append(f"Forgotten: {', '.join(released)}.")
     if rows:
@@ -288,7 +290,7 @@ def names(
         shown.append(TextTable("", ("site", "key (sha256)"), cells))
     else:
         lines.append("No site name has a key.")
-    data = {"names": dict(rows), "forgotten": list(released)}
+    data = {"port": port, "names": dict(rows), "forgotten": list(released)}
     return CommandResult(data, lines, renderables=shown, listing=True)
 
 

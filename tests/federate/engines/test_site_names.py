@@ -1,7 +1,7 @@
 """A name of a site belongs to a key from run to run: another key that claims it is refused, and nobody else."""
 
 import pytest
-from command import data_of, ok
+from command import data_of, fedcache, ok
 from draws import examples
 from failing_command import must_fail
 from fake_grid import planned, together
@@ -149,6 +149,8 @@ def test_names_are_listed_and_forgotten_at_the_command_line():
     ok("flower names --forget north")
     assert list(names.known()) == ["south"]
     assert data_of("flower names --port 8001")["names"] == {}
+    assert "port 8001" in fedcache("flower names --port 8001").err
+    assert "to listen" not in fedcache("flower names --help-all").out
 
 
 def shards(place):

@@ -65,7 +65,7 @@ class SiteNames:
         known = self.known()
         hint = ""
         if not known:
-            hint = "No site name has a key yet."
+            hint = "No site name has a key yet on this server. For a server at another port: --port PORT"
         for name in gone:
             if name not in known:
                 raise unknown("site", name, known, hint=hint)

@@ -384,8 +384,9 @@ NAME_HINT = (
 )
 NAME_BOUND = "its name belongs to another key that used the name before"
 BOUND_HINT = (
-    "If that site has a new key: fedcache flower names --forget {}. Otherwise give this site another "
-    "name: fedcache flower site --shard PATH --superlink HOST:PORT --name NAME."
+    "If that site has a new key: fedcache flower names --forget {}. Add --port PORT if the server does not "
+    "use port 8000. If that site has no new key, give this site another name: fedcache flower site --shard PATH "
+    "--superlink HOST:PORT --name NAME."
 )
 
 GONE = "its node disconnected"
