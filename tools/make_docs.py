@@ -365,7 +365,7 @@ def leaves(method: Method) -> list[str]:
         when = "once"
     rows = [(p.label, p.what, p.reveals, p.private) for p in parts]
     return [
-        f"Each client sends {when}, with 512 features and 10 classes:",
+        f"Each client sends {when}. The shapes are an example with 512 features and 10 classes:",
         "",
         *table(("tensors", "content", "what it reveals", "with `--dp-noise`"), rows),
     ]

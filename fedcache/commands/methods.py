@@ -154,5 +154,6 @@ def methods_info(name: ListedName) -> CommandResult:
         shown.append(TextTable(title, ("switch", "paper", "official"), decided))
     if leaving:
         columns = ("tensors", "dtype", "meaning", "what the server can learn", "with --dp-noise")
-        shown.append(TextTable("what leaves a client in a round", columns, facts.cells(leaving)))
+        title = f"what leaves a client in a round, with {sizes.source}"
+        shown.append(TextTable(title, columns, facts.cells(leaving)))
     return CommandResult(data, lines, renderables=shown)

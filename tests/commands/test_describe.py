@@ -66,3 +66,11 @@ def test_info_shows_the_objective_every_switch_and_both_sides(name):
     assert [h["name"] for h in data["hyperparameters"]] == [h.name for h in METHODS[name].hparams]
     assert all(side["d"].startswith("D-") for side in data["disagreements"])
     assert "--set key=value" in fedcache(f"methods info {name}").out
+
+
+def test_shapes_for_no_store_are_said_to_be_an_example():
+    done = fedcache("methods info fed3r")
+    lines = (done.out + done.err).splitlines()
+    title = next(line for line in lines if "what leaves a client" in line)
+    assert "512 features, 10 classes" in title
+    assert "example" in title

@@ -59,7 +59,7 @@ class Sizes:
     width: int = 512
     text_width: int = 512
     classes: int = 10
-    source: str = "512 features, 10 classes"
+    source: str = "512 features, 10 classes as an example"
 
 
 def current_sizes(home: Home) -> Sizes:
