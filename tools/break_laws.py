@@ -903,8 +903,8 @@ TABLE = (
         "folders_that_are_all_named_like_splits_are_never_classes",
         "train and test are classes",
         "extract/datasets/folder.py",
-        "if None in codes and not (",
-        "if codes or not (",
+        "if None in codes and not two_splits",
+        "if codes or not two_splits",
     ),
     B(
         "a_list_of_images_means_the_same_however_it_is_written",

@@ -212,7 +212,8 @@ def _refuse_splits_as_classes(names: set[str], where: str, tables: Sequence[str]
     # None stands for a name that is no word for a split. Folders with such names are classes, unless two splits are
     # among them.
     codes = {SPLIT_WORDS.get(name.lower()) for name in names}
-    if None in codes and not (TRAIN in codes and len(codes) > 2):
+    two_splits = TRAIN in codes and len(codes - {None}) > 1
+    if None in codes and not two_splits:
         return
     listed = ", ".join(sorted(names)[:4])
     raise UsageError(

@@ -15,6 +15,7 @@ import errno
 import os
 import re
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -250,7 +251,8 @@ def _files(path: Path, context: Context, *, by_name: bool) -> tuple[list[RecordF
     without_split = []
     if with_split:
         without_split = [name for name in names if splits[name] is None]
-    files = [_open(path / name, splits[name], path) for name in with_split or names]
+    chosen = with_split or names
+    files = [_open(path / name, splits[name], path) for name in chosen]
     return files, without_split
 
 
@@ -277,7 +279,8 @@ def _saved(path: Path, names: Sequence[str]) -> list[str]:
                 "Save the selected rows again:  ds.flatten_indices().save_to_disk(FOLDER)",
             )
         listed = state.get("_data_files")
-        if not isinstance(listed, list) or {"filename": file} in listed:
+        is_leftover = isinstance(listed, list) and {"filename": file} not in listed
+        if not is_leftover:
             saved.append(name)
     return saved
 
@@ -474,7 +477,8 @@ class ParquetRows(Reopened):
         self._batches: Any = None
         self._group = -1  # -1 if there is no iterator
         self._at = 0  # first row of the next batch
-        self._kept: list[tuple[int, Any]] = []  # (first row, values) of the last batches
+        # (first row, values) of the last batches
+        self._kept: deque[tuple[int, Any]] = deque(maxlen=KEPT)
         self._broken: dict[int, int] = {}  # row group -> first row that could not be read
 
     def read(self, row: int) -> bytes:
@@ -506,12 +510,11 @@ class ParquetRows(Reopened):
                 first = self._at
                 self._at += len(batch)
                 newest = (first, only_bytes(batch.column(0)))
-                # The last KEPT - 1 batches, and the newest one.
-                self._kept = [*self._kept[1 - KEPT :], newest]
+                self._kept.append(newest)
                 if row < self._at:
                     return newest
         except pa.ArrowException:
-            pass
+            pass  # handled below as damaged data
         except OSError as error:
             # pyarrow raises OSError for damaged data too: without a number, or because an offset makes no sense.
             if error.errno not in (None, errno.EINVAL):

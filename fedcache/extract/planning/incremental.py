@@ -110,7 +110,7 @@ def in_earlier_order(
         data: the dataset as it is now.
         before: rows of the earlier store, or of the new store if it was begun already.
         rows: for each of them its row in ``data``, as ``find_earlier_rows`` gives it.
-        known: how many of the first rows of ``before`` the earlier store has; None for all.
+        known: number of leading rows of ``before`` that come from the earlier store; None for all.
     """
     new = np.setdiff1d(np.arange(len(data)), rows)
     order = np.concatenate([rows, new])
@@ -280,8 +280,8 @@ def plan_incremental(
         return _plan_reuse(made, parent, jobs, chunk_rows)
     if fresh or path.exists():
         return None
-    # Number of rows that are kept, time of the store, and plan.
-    best: tuple[int, float, IncrementalPlan] | None = None
+    best: IncrementalPlan | None = None
+    best_rank = (0, 0.0)  # number of rows that are kept, and time of the store
     # A store that has a requested array, but no chunk that can be reused.
     unusable: Store | None = None
     for parent in earlier_stores(path, data.slug, home, keys):
@@ -298,16 +298,15 @@ def plan_incremental(
                 unusable = parent
             rank = (kept, (parent.path / "manifest.json").stat().st_mtime)
             # ``whole`` has only arrays with a chunk to reuse.
-            if plan.whole and (best is None or rank > best[:2]):
-                best = (*rank, plan)
+            if plan.whole and rank > best_rank:
+                best = plan
+                best_rank = rank
     if best is None and unusable is not None:
         observer.note(
             f"{unusable.path.name} has most of these rows. fedcache computes all rows again, because every chunk has "
             "a changed row or was computed with another device, dtype, batch or version (see fedcache inspect)."
         )
-    if best is None:
-        return None
-    return best[2]
+    return best
 
 
 def earlier_stores(path: Path, slug: str, home: Home, keys: Collection[str]) -> list[Store]:
@@ -354,7 +353,9 @@ def _plan_reuse(
         return plan
     for job in jobs:
         info = parent.arrays.get(job.key)
-        if info is None or info.how != dict(job.how) or chunk_rows not in (None, info.chunk_rows):
+        if info is None or info.how != dict(job.how):
+            continue
+        if chunk_rows is not None and chunk_rows != info.chunk_rows:
             continue
         whole = len(info.chunks)
         # The last batch is padded with its last row, so it stays the same only if no row follows.
