@@ -104,6 +104,7 @@ def option(default: Any, meaning: str, panel: str, *, default_text: str = "", **
         default_text: the default in words.
     """
     metadata = {"option": OptionInfo(meaning, panel, default=default_text, **info)}
+    # The default of a field with a factory is given as {}.
     if default == {}:
         return field(default_factory=dict, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -739,6 +740,7 @@ def refuse_remote(value: object, name: str, *, remote: bool = False) -> None:
     if isinstance(value, Mapping):
         items = value.values()
     if isinstance(items, list | tuple | ValuesView):
+        # A published store is always given alone, so no item of a list may be its address.
         for item in items:
             refuse_remote(item, name)
     found = None
@@ -895,7 +897,7 @@ def resolve(
             raise unknown(f"key in {where}", name, hints)
         if value is None:
             continue
-        if values.get(key, value) != value:
+        if key in values and values[key] != value:
             raise UsageError(
                 f"{where} gives {key} under two names, with different values.", f"Remove {name}."
             )
@@ -946,7 +948,8 @@ def _typed(item: Field[Any], name: str, value: Any, hint: Any, where: str) -> An
             if isinstance(value, list | tuple) and all(isinstance(v, str) for v in value):
                 return tuple(value)
         elif origin is Mapping and isinstance(value, Mapping):
-            if typing.get_args(choice)[1] is not str:
+            _, value_type = typing.get_args(choice)
+            if value_type is not str:
                 return dict(value)
             if all(isinstance(key, str) and _is_text(entry) for key, entry in value.items()):
                 return {key: str(entry) for key, entry in value.items()}
