@@ -265,7 +265,7 @@ TABLE = (
         "the broadcast is charged to everybody",
         ROUNDS,
         'self.traffic.down[who] += counts["down"]',
-        "self.traffic.down += received",
+        "self.traffic.down += broadcast_scalars",
         "fedavg",
     ),
     B(
@@ -800,8 +800,8 @@ TABLE = (
         "the_counter_agrees_with_the_closed_form",
         "bytes received count twice",
         ROUNDS,
-        '"down_bytes": got * size',
-        '"down_bytes": 2 * got * size',
+        '"down_bytes": scalars_received * size',
+        '"down_bytes": 2 * scalars_received * size',
     ),
     B(
         "the_counter_agrees_with_the_closed_form",

@@ -1214,7 +1214,7 @@ class OpenRun:
     def save_checkpoint(self, seed: int, snapshot: Snapshot) -> None:
         """Replace the state of a seed."""
         self.directory.save_checkpoint(seed, snapshot.tensors, snapshot.meta)
-        snapshot.kept()
+        snapshot.on_written()
 
     def keep_seed(self, outcome: TrainingOutput, seconds: float) -> None:
         """Store a seed that has ended, so that a run that is stopped later does not train it again."""

@@ -370,7 +370,7 @@ class Snapshot(NamedTuple):
     tensors: dict[str, Tensor]
     meta: dict[str, Any]
     # To be called after the snapshot is written, because the previous snapshot is needed until then.
-    kept: Callable[[], None] = lambda: None
+    on_written: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -449,12 +449,12 @@ class TrainingOutput:
     states: Mapping[int, Tree]
     warnings: tuple[str, ...]  # sentences
     attackers: tuple[str, ...]  # names of the malicious clients
+    # x [N, V, D] or [N, D] -> int64 [N]: the classes the global model predicts.
     predict: Callable[[Tensor], Tensor]
-    """x [N, V, D] or [N, D] -> int64 [N]: the classes the global model predicts."""
+    # Number of a client, or None for the global model -> the model; None if there is no such model.
     deployed: Callable[[int | None], DeployedModel | None]
-    """Number of a client, or None for the global model -> the model; None if there is no such model."""
+    # The broadcast after the last round: the tensors that all clients' models share.
     broadcast: Callable[[], Tree]
-    """The broadcast after the last round: the tensors that all clients' models share."""
     # Accuracy of the method's initial class texts on the same test rows, without training. None for a method without
     # class texts, and for real sites.
     zero_shot: float | None = None

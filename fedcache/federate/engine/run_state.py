@@ -76,8 +76,7 @@ from fedcache.federate.trust.update_validation import (
 )
 from fedcache.heads.linear import Tree
 
-# The clients of a run that can train; warnings about clients that cannot, and about clients with a
-# large share of the weight.
+# Selection of the clients that can train.
 
 
 def eligible_clients(
@@ -160,8 +159,8 @@ def _too_few(method: Method, hp: Hp, rows: np.ndarray) -> list[int]:
     return [count for count in candidates if not batch_sizes(count, hp)]
 
 
-# The mean length of all clients' training rows. Some methods need it before the first round.
-# Every client sends the sum of the lengths of its rows and the number of these rows, and receives the mean.
+# Numbers that clients and server exchange before the first round. If a method needs the mean length of all training
+# rows, every client sends the sum of the lengths of its rows and the number of these rows, and receives the mean.
 
 
 SUM_BYTES = 8
@@ -222,8 +221,8 @@ class RunState:
         self.trust = trust or TrustPolicy()
         self.trust.check(method, hp)
         self.memo = memo
-        # Copies of training rows (``_cut``), and the mean length of rows.
-        self.cuts = memo or LruCache()
+        # Copies of training rows (``_cut``), and the mean length of rows; points of a grid share them.
+        self.shared_cache = memo or LruCache()
         # Features are cast once for the whole run; images stay bytes.
         self.data = data
         if data.x.dtype != dtype and data.image is None:
@@ -243,7 +242,7 @@ class RunState:
             text = text.to(data.x.device, dtype)
         row_norm = None
         if "row norms" in method.reads(hp):
-            row_norm = mean_training_length(self.data.x, clients, self.cuts)
+            row_norm = mean_training_length(self.data.x, clients, self.shared_cache)
         mean_rows = None
         if "row counts" in method.reads(hp):
             mean_rows = float(train_sizes(self.training_clients).mean())
@@ -359,8 +358,8 @@ class RunState:
         # Contiguous for the reason in ``next_server``.
         made = self.method.init(self.server_ctx()).items()
         self.server = {name: t.contiguous() for name, t in made}
-        forms = [partial(self.expected_uploads, number) for number in (0, rounds - 1)]
-        self.trust.check_uploads(self.method, forms)
+        upload_schemas = [partial(self.expected_uploads, number) for number in (0, rounds - 1)]
+        self.trust.check_uploads(self.method, upload_schemas)
 
     def ctx(self, ids: Sequence[int], axes: int) -> Ctx:
         """The context of clients ``ids``, with a leading client axis (axes=1) or for one client without (axes=0)."""
@@ -378,9 +377,7 @@ class RunState:
             if self.public:
                 public = self.public_columns.cut(overrides.columns)
                 env = replace(env, public=cast(Tensor, public))
-        lead: tuple[int, ...] = ()
-        if axes:
-            lead = (len(ids),)
+        lead = (len(ids),) * axes
         return Ctx(lead, hp, env, draws, tuple(ids), self.round)
 
     def server_ctx(self, ids: Sequence[int] = ()) -> Ctx:
@@ -413,7 +410,7 @@ class RunState:
     def cut(self, client: int) -> ClientData:
         """The training rows of one client, contiguous in memory if those of all clients fit into the cache."""
         train = self.training_clients[client].train
-        if not len(train) or self.train_bytes > self.cuts.budget:
+        if not len(train) or self.train_bytes > self.shared_cache.budget:
             return self.rows([client], 0)
         if self.overrides:
             return cut_out(self.features(client), self.labels, [train])[0]
@@ -429,7 +426,7 @@ class RunState:
         of_rows = (r.tobytes() for r in rows)
         key = ("rows", SameObject(x), SameObject(self.labels), *of_rows)
         make = partial(cut_out, x, self.labels, rows)
-        made = self.cuts.get(key, make, lambda _: self.train_bytes)
+        made = self.shared_cache.get(key, make, lambda _: self.train_bytes)
         return dict(zip(clients, made, strict=True))
 
     def features(self, client: int | None) -> Features:
@@ -589,6 +586,7 @@ class RunState:
         try:
             made = self.next_server(pooled, ids)
             too_large = self._too_large(made)
+            # Remembered even if numbers are too large, because ``finish`` needs this step if the round stays unchanged.
             self._tried = pooled, made
             if not too_large:
                 return pipeline, pooled
@@ -607,7 +605,7 @@ class RunState:
                 repaired = self.next_server(repooled, other_ids)
             except (FederatedRunError, UsageError):
                 continue
-            # Without this upload the model must be clearly smaller, or the upload was not the cause.
+            # The upload is the cause if the model without it is smaller by more than a factor of FAR_FROM_OTHERS.
             still_large = any(
                 size <= FAR_FROM_OTHERS * largest_number(repaired[name])
                 for name, size in too_large.items()
@@ -673,8 +671,8 @@ class RunState:
             state = self.method.enter(down, data, ctx)
         state, up = self.method.fit(down, state, data, ctx)
         # A state is checked here. An upload of a plain policy is validated when it is added to the pipeline.
-        unchecked = state or not self.trust.plain
-        if unchecked and self.trust.on_bad == "fail":
+        to_check = state or not self.trust.plain
+        if to_check and self.trust.on_bad == "fail":
             for tree in (up, state):
                 if not all_bounded(tree):
                     self.check_finite(tree, [client], 0)
@@ -754,9 +752,8 @@ class RunState:
         reveal who took part.
         """
         # An upload of the declared shapes that takes no memory: one number, expanded.
-        up = {}
-        for name, t in self.expected_uploads().items():
-            up[name] = torch.ones(()).to(t.dtype).expand(t.shape)
+        declared = self.expected_uploads().items()
+        up = {name: torch.ones((), dtype=t.dtype).expand(t.shape) for name, t in declared}
         # 1e-9 less, so that a rounding error of the product does not add a client.
         count = math.ceil(self.expected_clients - 1e-9)
         return list(range(count)), [self.upload_size(up)] * count
@@ -766,38 +763,37 @@ class RunState:
     ) -> RoundTraffic:
         """Add the traffic of a round to the counter; arguments as ``finish``."""
         method = self.method
-        env = self.env
         if method.central:
             nothing = RoundTraffic(len(self.clients), 0, 0, 0, 0, 0, 0)
             self.traffic.rounds.append(nothing)
             return nothing
-        received = method.received(down, self.server_ctx())
+        broadcast_scalars = method.received(down, self.server_ctx())
         size = itemsize(down)
         # Class text features reach a client once, with its first broadcast.
         once = 0
         once_bytes = 0
         needs_text = "text" in method.reads(self.hp) and method.text_travels
-        if needs_text and env.text is not None:
-            once = env.text.numel()
-            once_bytes = env.text.element_size()
+        if needs_text and self.env.text is not None:
+            once = self.env.text.numel()
+            once_bytes = self.env.text.element_size()
         who = np.array((*ids, *self.lost), np.int64)  # no client twice; the lost send nothing
         # [n, 2]: scalars that each client sent, and the bytes of one.
         sizes = np.zeros((len(who), 2), np.int64)
         uploaded = np.fromiter(chain.from_iterable(ups), np.int64, 2 * len(ids))
         sizes[: len(ids)] = uploaded.reshape(-1, 2)
         # Clients that received their broadcast in an earlier round receive nothing again.
-        receives = ~np.isin(who, list(self.early))
+        is_receiver = ~np.isin(who, list(self.early))
         text = np.where(self.met[who], 0, once)
         sent = sizes[:, 0]
-        got = receives * received
-        paper_up, paper_down = self._paper_counts(who, sent, received)
+        scalars_received = is_receiver * broadcast_scalars
+        paper_up, paper_down = self._paper_counts(who, sent, broadcast_scalars)
         counts = {
             "up": sent,
-            "down": got + text,
+            "down": scalars_received + text,
             "up_bytes": sizes.prod(1),
-            "down_bytes": got * size + text * once_bytes,
+            "down_bytes": scalars_received * size + text * once_bytes,
             "paper_up": paper_up[: len(ids)],
-            "paper_down": receives * paper_down + text,
+            "paper_down": is_receiver * paper_down + text,
         }
         self.met[who] = True
         self.traffic.up[who] += counts["up"]
@@ -806,14 +802,16 @@ class RunState:
         if self.round == 0:
             # Before the first round, each client that can train has sent sums and received the means.
             clients = len(self.eligible)
-            for way, numbers in self._shared_numbers().items():
-                getattr(self.traffic, way)[self.eligible] += numbers
+            shared = self._shared_numbers()
+            self.traffic.up[self.eligible] += shared["up"]
+            self.traffic.down[self.eligible] += shared["down"]
+            for way, numbers in shared.items():
                 totals[way] += numbers * clients
                 totals[f"{way}_bytes"] += SUM_BYTES * numbers * clients
-        receivers: int | None = len(who) - len(self.early)
-        if receivers == len(ids):
-            receivers = None
-        traffic = RoundTraffic(len(ids), **totals, receivers=receivers)
+        receiver_count: int | None = len(who) - len(self.early)
+        if receiver_count == len(ids):
+            receiver_count = None
+        traffic = RoundTraffic(len(ids), **totals, receivers=receiver_count)
         self.traffic.rounds.append(traffic)
         return traffic
 
@@ -823,7 +821,8 @@ class RunState:
         means = SHARED_SUMS.get(post, 0) * self.env.width + (self.env.row_norm is not None)
         mean_rows = self.env.mean_rows is not None
         # The number of rows is sent once, with sums or for the mean number of rows.
-        return {"up": means + bool(means or mean_rows), "down": means + mean_rows}
+        sends_row_count = bool(means) or mean_rows
+        return {"up": means + sends_row_count, "down": means + mean_rows}
 
     def _paper_counts(
         self, who: np.ndarray, sent: np.ndarray, received: int

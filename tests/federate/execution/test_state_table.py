@@ -188,7 +188,7 @@ def trained(name, execution, tables, stop=0, saved=None, timing=None):
 
     def on_round(_point, number, _metrics, _traffic, snapshot):
         snapshots.append(snapshot())
-        snapshots[-1].kept()
+        snapshots[-1].on_written()
         if number == stop:
             raise StoppedError
 
