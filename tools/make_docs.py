@@ -470,7 +470,8 @@ def _params(command: Command) -> list[str]:
             names = ", ".join(f"`{name}`" for name in param.opts)
             kind = param.metavar
         kind = kind or type_of(hints[param.name]) + range_of(param)
-        meaning = param.help
+        # Typer 0.20 does not keep the help of arguments in the parameter.
+        meaning = hints[param.name].__metadata__[0].help
         if param.multiple and "epeatable" not in meaning and "comma" not in meaning:
             meaning += " Repeatable."
         rows.append((names, kind, default_of(param), meaning))
