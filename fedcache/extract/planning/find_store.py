@@ -138,8 +138,8 @@ def locate_store(
     last = last_store(home)
     if last is None:
         return None
-    refuse_several_datasets(home)
     chosen, spec = last
+    refuse_several_datasets(home, slug_in(chosen))
     if observer is not None:
         observer.note(
             Detail(
@@ -259,10 +259,11 @@ def pinned_store() -> dict[str, str] | None:
     return None
 
 
-def refuse_several_datasets(home: Home) -> None:
+def refuse_several_datasets(home: Home, latest: str = "") -> None:
     """Raise StoreError if the home has stores of several datasets, so that a command must name one.
 
-    A store counts too if its manifest is damaged or that of another store, because it may be the one that is meant.
+    The hint names the dataset ``latest`` if the home has a store of it, else the first one. A store counts too if its
+    manifest is damaged or that of another store, because it may be the one that is meant.
     """
     slugs = set()
     folders = set()
@@ -284,6 +285,8 @@ def refuse_several_datasets(home: Home) -> None:
     listed = ", ".join(shown)
     count = len(shown)
     example = shell_word(names[0])
+    if latest in slugs:
+        example = shell_word(latest)
     raise StoreError(
         f"No dataset was given, and {home.stores} has stores of {count} datasets: {listed}.",
         f"Add --dataset {example}, or choose a dataset for this folder:  fedcache use {example}",
