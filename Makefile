@@ -6,10 +6,11 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # The tests start hundreds of processes: where compiled files may not be written, each compiles the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test quick check-method lint types unit numeric slow durability long long-data contributor tests-full trust engines test-engines test-gpu audit browser pages docs outputs notebooks everything nightly results bench bench-gpu wheels smoke-wheel smoke-wheel-quick sbom lock lint-files release-check clean
+.PHONY: help demo venv test quick check-method lint types unit numeric slow durability long long-data contributor tests-full trust engines test-engines test-gpu audit browser pages docs outputs notebooks everything nightly results bench bench-gpu wheels smoke-wheel smoke-wheel-quick sbom lock lint-files release-check clean
 
 help:
 	@echo "make demo     install into $(VENV) and run the main job on the offline datasets"
+	@echo "make venv     install all that tests and pages need into $(VENV), without running a test"
 	@echo "make test     install into $(VENV), then lint, types and the fast tests (4 to 6 minutes on two cores)"
 	@echo "make quick    the tests that your change reaches, in seconds"
 	@echo "make check-method NAME=fedprox  golden figures, page and tests of one method"
@@ -63,6 +64,8 @@ $(VENV)/.everything: pyproject.toml | $(BIN)/python
 
 demo: $(VENV)/.demo
 	$(BIN)/fedcache demo
+
+venv: $(VENV)/.dev
 
 # Types need one processor, so the tests begin at the same time.
 test: $(VENV)/.dev

@@ -58,7 +58,7 @@ def test_a_new_reader_keeps_the_laws_and_trains_by_its_name(listed):
     assert first.code == Exit.QUARANTINED
     assert first.data["decoded"] == len(LABELS) + 1
     assert fedcache(words).data["decoded"] == 0
-    trained = data_of("train fed3r --scheme iid --clients 2 --store", first.data["path"])
+    trained = data_of("train fed3r --scheme iid --clients 2 --dataset", listed)
     assert 0.0 <= trained["accuracy"]["mean"] <= 1.0
 
 
