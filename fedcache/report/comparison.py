@@ -668,6 +668,11 @@ def _repeated(values: Floats, over: str) -> bool:
     return len(repeated) > 1 and not constant(np.array(repeated))
 
 
+def is_one_group(c: Comparison) -> bool:
+    """Whether no two treatments are further apart than the critical difference of ranks."""
+    return c.ranking is not None and len(c.treatments) in map(len, c.ranking.groups)
+
+
 def _notes(c: Comparison, *, best_is_reference: bool) -> list[str]:
     """Notes on the limits of these numbers: missing intervals, missing tests and biased choices."""
     count = len(c.blocks)
@@ -695,12 +700,13 @@ def _notes(c: Comparison, *, best_is_reference: bool) -> list[str]:
         notes.append(f"Ranks use the {blocks} {c.over} that all runs share.")
     if c.too_few:
         notes.append(too_few_words(c))
-    if best_is_reference and c.tested:
+    if best_is_reference and c.tested and not c.too_few:
         notes.append(
             "The reference was selected as the best on these results, so its p-values are optimistic. To "
             "choose the reference beforehand: --against RUN"
         )
-    if c.ranking is not None and c.ranking.p >= c.alpha:
+    # Without methods that are further apart than the critical difference, there is nothing to qualify.
+    if c.ranking is not None and c.ranking.p >= c.alpha and not is_one_group(c):
         notes.append(
             f"Friedman's test finds no difference (p = {c.ranking.p:.2g}), so distances beyond the "
             "critical difference are not significant."

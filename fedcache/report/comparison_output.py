@@ -28,6 +28,7 @@ from fedcache.report.comparison import (
     compact,
     constant,
     interval_words,
+    is_one_group,
 )
 from fedcache.report.drawing import short, write_drawing
 from fedcache.report.find_runs import HELD_OUT
@@ -272,7 +273,7 @@ def ranking_words(c: Comparison) -> str | None:
     blocks = c.ranking.blocks
     if c.ranking.too_few:
         result = f"{blocks} {c.over} are too few to show any difference"
-    elif any(len(group) == len(names) for group in c.ranking.groups):
+    elif is_one_group(c):
         result = "no two methods differ significantly"
     elif groups:
         listed = ", ".join(groups)

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedcache.parsing import Facts, counted, size
 from fedcache.progress import percent
-from fedcache.report.comparison import Comparison, Pair, compact
+from fedcache.report.comparison import Comparison, Interval, Pair, compact
 from fedcache.report.comparison_output import (
     MOST_BARS,
     fill_ranks,
@@ -953,7 +953,7 @@ def against_bytes(ident: str, runs: Named, score: str = "own") -> Plot | None:
     return _pareto(
         ident,
         "Accuracy against bytes sent",
-        axis="bytes up and down, one seed",
+        axis="bytes up and down of all clients, one seed",
         runs=runs,
         cost=cost,
         word=lambda v: f"{size(v)}B",
@@ -1254,6 +1254,21 @@ LEAST_BLOCKS = 5
 """Minimum number of blocks for which ranks are drawn."""
 
 
+def _width(interval: Interval | None) -> float:
+    """Length of an interval; -1 for none."""
+    if interval is None:
+        return -1.0
+    low, high = interval
+    return high - low
+
+
+def _wider(pair: Pair) -> Pair:
+    """The pair with its interval and p over test rows, if this interval is wider than the one over blocks."""
+    if pair.rows is None or _width(pair.rows.interval) <= _width(pair.interval):
+        return pair
+    return replace(pair, interval=pair.rows.interval, holm=pair.rows.holm)
+
+
 def differences(ident: str, c: Comparison | None, named: Named, runs: int = 0) -> Plot | None:
     """Every treatment's mean difference from the reference, in points, with its interval; None without intervals.
 
@@ -1271,17 +1286,11 @@ def differences(ident: str, c: Comparison | None, named: Named, runs: int = 0) -
     own_seeds = not same_blocks(c)
     if own_seeds:
         over = f"the {c.over} that both runs have"
-    # All intervals are of one kind, so that bars can be compared. They are over blocks, or over test rows if these give
-    # every pair an interval and the blocks do not.
-    over_rows = []
-    for p in pairs:
-        if p.rows is not None and p.rows.interval is not None:
-            over_rows.append(replace(p, interval=p.rows.interval, holm=p.rows.holm))
-    if len(over_rows) == len(pairs) and not all(p.interval for p in pairs):
-        pairs = over_rows
-        over = "the test rows"
-        if own_seeds:
-            over = f"the test rows of the {c.over} that both runs have"
+    # All seeds have the same test rows, and some runs do not vary over seeds. So the wider of both intervals is drawn.
+    wider = list(map(_wider, pairs))
+    if wider != pairs:
+        pairs = wider
+        over += " or the test rows, whichever interval is wider"
     if not any(p.interval for p in pairs):
         return None
     level = 100 * c.level

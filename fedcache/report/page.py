@@ -289,7 +289,8 @@ def overview_of(sections: Sequence[Section]) -> Section | None:
         "are selected by validation accuracy if there is a validation split, else by test accuracy."
     )
     counts = ", ".join(f"{name} in {count}" for name, count in winners.most_common())
-    title = f"Best in {len(rows)} settings: {counts}"
+    sure = sum(answer.certainty == "Sure" for _, answer in shown)
+    title = f"Best in {len(rows)} settings (sure in {sure}): {counts}"
     # In the overview, each row is a section and not a run: its key and its link are the ident of the section.
     idents = [(section.ident, section.title, section.ident) for section, _ in shown]
     return Section("overview", title, description, columns, rows, runs=idents)
@@ -484,7 +485,7 @@ def _summary(entries: Sequence[StoredRun], score: str) -> str:
     # Ingested features may belong to something else than images.
     holds = data_of.get("holds", ROWS)
     clients = counted(part["clients"], "client")
-    description = f"{data_of['ok']:,} readable {holds}, {clients}"
+    description = f"{data_of['ok']:,} readable {holds} in the dataset, {clients}"
     if entries[0].redrawn:
         description += "; every seed has its own partition, and the figure shows the first"
     description += "."
@@ -493,7 +494,7 @@ def _summary(entries: Sequence[StoredRun], score: str) -> str:
     if has_validation(e.result for e in entries):
         description += " Sorted by validation accuracy; the best run is bold."
     elif len(entries) > 1:
-        description += " Sorted by test accuracy; the highest value of a column is bold."
+        description += " Sorted by test accuracy; the highest accuracy of a column is bold."
     if any(_worst(e) is not None for e in entries):
         description += " Worst 10 % is the mean over the tenth of clients with the lowest accuracy, if clients differ."
     if entries[0].claimed:

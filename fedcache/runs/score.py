@@ -315,8 +315,8 @@ def one_learning_rate(results: Iterable[Record]) -> str | None:
     if len(rates) < 2 or not names:
         return None
     return (
-        f"There is only one learning rate of {some_names(names, 3)}. Unless validation rows selected it, another may "
-        "be better (`--sweep lr=0.001,0.01,0.1 --validation 0.2`)."
+        f"Only one learning rate of {some_names(names, 3)} is compared. If it was not selected on validation rows, "
+        "another rate may be better (`--sweep lr=0.001,0.01,0.1`)."
     )
 
 

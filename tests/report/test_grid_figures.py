@@ -2,12 +2,15 @@
 
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from fedcache.report.comparison import Pair
 from fedcache.report.figure_runs import (
     confusion_difference,
+    differences,
     hyperparameters,
     importance,
     importances,
@@ -95,3 +98,21 @@ def test_a_difference_of_confusions_is_in_points_of_the_true_class():
     assert drawn.rows == [["cat", "cat", pytest.approx(20)], ["cat", "dog", pytest.approx(-20)]]
     same = seen([8, 2], [1, 9])
     assert confusion_difference("c", ("one", same), ("two", StoredRun(Path("x"), {}, {}))) is None
+
+
+def test_of_intervals_over_seeds_and_over_rows_the_wider_one_is_drawn():
+    """A run that varies over seeds must not look as certain as one that does not."""
+    rows = SimpleNamespace(interval=(-0.06, -0.04), holm=0.01)
+    varying = Pair("varying", "best", -0.1, (-0.2, 0.0), 0.06, 0.06, rows, ("0", "1", "2"))
+    constant = Pair("constant", "best", -0.05, None, None, None, rows, ("0", "1", "2"))
+    runs = SimpleNamespace(
+        pairs=(varying, constant),
+        reference="best",
+        blocks=("0", "1", "2"),
+        over="seeds",
+        treatments=(),
+        level=0.95,
+        alpha=0.05,
+    )
+    drawn = differences("d", runs, [])
+    assert [row[2:4] for row in drawn.rows] == [[-0.2, 0.0], [-0.06, -0.04]]

@@ -124,7 +124,7 @@ def test_several_settings_are_one_table_with_the_best_run_of_each():
         setting(2, run("b", 0.8)),
     ]
     made = overview_of(sections)
-    assert made.title == "Best in 3 settings: a in 2, b in 1"
+    assert made.title == "Best in 3 settings (sure in 0): a in 2, b in 1"
     assert [(row[0].text, row[1].text, row[2].text) for row in made.rows] == [
         ("t0", "a", "70.00"),
         ("t1", "a", "50.00"),  # by validation, though b is higher on the test rows

@@ -164,7 +164,7 @@ def test_the_overview_names_the_best_run_of_the_newest_setting_as_the_report_doe
         f"Best method for the newest setting: shapes, iid-m3-s0 fedncm : {100 * done['accuracy']['mean']:.2f} %"
         in page.words
     )
-    assert "Best in 2 settings:" in page.words
+    assert "Best in 2 settings (sure in" in page.words
     for name in ("Selected by", "How sure", "Cost"):
         assert name in page.words
 
