@@ -393,7 +393,7 @@ def _ended(message: Facts) -> CommandResult:
         shown = "not scored"
         if mean is not None:
             shown = f"{100 * mean:.2f} % as reported by the sites"
-        shown += f", {sites_words(run['result'])}"
+        shown += ", " + sites_words(run["result"])
         # Nothing was trained for a run that was stored already.
         if run["reused"]:
             shown += " (stored)"

@@ -617,7 +617,7 @@ def _unfinished(path: Path) -> LeftOut:
         why += f": a search stopped it after round {pruned['round']} of {rounds}"
     if config_changed(path):
         why += "; its config.toml was changed since the run started"
-    return LeftOut(path, why, f"To resume it:  {command_again(path)}")
+    return LeftOut(path, why, "To resume it:  " + command_again(path))
 
 
 def value_words(value: object) -> str:

@@ -36,9 +36,6 @@ from fedcache.store.files import HOST
 from fedcache.store.lock import is_alive, leftover_outputs
 from fedcache.store.mirror import FOLDER, idle_mirrors
 
-IDLE_DAYS = 7.0
-"""Days without a change after which a run without a result counts as abandoned."""
-
 PARTIAL = ".*.partial"
 """Pattern of files that ``store.files.write_atomic`` is still writing."""
 

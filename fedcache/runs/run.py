@@ -105,12 +105,13 @@ def sites_words(result: Record) -> str:
         elif missed["round"] > 0:
             partly[name] = missed
     notes = []
-    if absent:
-        notes.append(f"without: {', '.join(absent)}")
-    if partly:
-        notes.append(f"missing in some rounds: {', '.join(partly)}")
+    for why, names in (("without", absent), ("missing in some rounds", partly)):
+        if names:
+            listed = ", ".join(names)
+            notes.append(f"{why}: {listed}")
     if notes:
-        words += f" ({'; '.join(notes)})"
+        noted = "; ".join(notes)
+        words += f" ({noted})"
     return words
 
 

@@ -314,8 +314,9 @@ def one_learning_rate(results: Iterable[Record]) -> str | None:
     names = [method for method, tried in rates.items() if len(tried) == 1]
     if len(rates) < 2 or not names:
         return None
+    named = some_names(names, 3)
     return (
-        f"Only one learning rate of {some_names(names, 3)} is compared. If it was not selected on validation rows, "
+        f"Only one learning rate of {named} is compared. If it was not selected on validation rows, "
         "another rate may be better (`--sweep lr=0.001,0.01,0.1`)."
     )
 

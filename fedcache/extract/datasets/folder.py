@@ -414,11 +414,13 @@ def _from_tree(path: Path, found: tree.Tree, context: Context) -> _ImageRows:
     labels = infer(names, context.layout, where=str(path), tables=tables, empty=empty)
     how = f"read as {labels.layout}"
     if cut:
-        how += f" inside {top.rstrip('/')}"
+        inside = top.rstrip("/")
+        how += f" inside {inside}"
     classes, label = dataset.index_of([*labels.classes, *labels.empty])
     unseen = sorted(set(classes) - set(labels.classes))
     if unseen:
-        how += f", no files of {some_names(unseen, 8)}"
+        listed = some_names(unseen, 8)
+        how += f", no files of {listed}"
     domains, domain = dataset.index_of(labels.domains)
     splits = None
     if labels.splits is not None:

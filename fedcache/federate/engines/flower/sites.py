@@ -695,9 +695,10 @@ class Sites:
     def _absent(self, present: Sequence[Member]) -> str:
         """A sentence about sites of earlier runs that are not among ``present``; "" without such sites."""
         absent = self.names.known().keys() - {member.facts.name for member in present}
-        if absent:
-            return f" Sites of earlier runs that are missing: {', '.join(sorted(absent))}."
-        return ""
+        if not absent:
+            return ""
+        listed = ", ".join(sorted(absent))
+        return f" Sites of earlier runs that are missing: {listed}."
 
     def text(self, digest: str, classes: int) -> Tensor:
         """The class text features [C, D] of that digest, which all sites have, from the first site that sends them.
