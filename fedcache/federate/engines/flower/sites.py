@@ -247,9 +247,11 @@ def _class_difference(mine: SiteFacts, theirs: SiteFacts) -> str:
     """The class names that only one of two sites has; without such names, the classes after the first difference."""
     words = []
     for one, other in ((mine, theirs), (theirs, mine)):
-        extra = [name for name in one.classes if name not in set(other.classes)]
+        known = set(other.classes)
+        extra = [name for name in one.classes if name not in known]
         if extra:
-            words.append(f"only {one.name} has {some_names(extra, 8)}")
+            listed = some_names(extra, 8)
+            words.append(f"only {one.name} has {listed}")
     if words:
         return "; ".join(words)
     # A site may report a name twice, so the lists can have different lengths.
@@ -259,7 +261,8 @@ def _class_difference(mine: SiteFacts, theirs: SiteFacts) -> str:
             break
         same += 1
     own_rest = _short(mine.classes[same:])
-    return f"the order differs from class {same} on ({own_rest}; {theirs.name}: {_short(theirs.classes[same:])})"
+    other_rest = _short(theirs.classes[same:])
+    return f"the order differs from class {same} on ({own_rest}; {theirs.name}: {other_rest})"
 
 
 def _short(value: Any) -> str:
