@@ -66,6 +66,10 @@ SENTENCES = [
         with_texts("fed3r-prior", "fed3r"),
     ),
     (
+        "closer: {} % with alpha 0.1 and {} % with two classes per client.",
+        [mean("ccvr", "dirichlet 0.1", prior=False), mean("ccvr", "two classes", prior=False)],
+    ),
+    (
         "`lg-fedavg` reaches {} %, a projection that each client trains alone (`solo`) {} %, and `fed3r` {} %.",
         [mean("lg-fedavg", "domains"), mean("solo", "domains"), mean("fed3r", "domains")],
     ),

@@ -1,7 +1,7 @@
 """CCVR: FedAvg, and then a classifier that the server trains again on virtual features of all classes.
 
-Clients train like FedAvg. In the last round they send the mean and the covariance of the projections of each class
-instead of weights. The server merges them, draws virtual features from Gaussians, and trains the classifier on them.
+Clients train like FedAvg. In the last round they send mean and covariance of the projections of each class instead of
+weights. The server draws virtual features from them and trains the classifier.
 
 Luo et al., "No fear of heterogeneity: classifier calibration for federated learning with non-IID data", NeurIPS 2021.
 FedAvg's rounds end before round ``calibrate_at``. In it, client k computes z = P(x) of its rows under the global model
@@ -234,11 +234,10 @@ METHOD = Method(
         family="Many rounds, one model",
         formula=r"""
             \begin{aligned}
-            &\mu_c = \frac{1}{N_c} \sum_k n_{ck}\, \mu_{ck}, \qquad
-                \Sigma_c = \sum_k \frac{(n_{ck} - 1)\, \Sigma_{ck} + n_{ck}\, \mu_{ck} \mu_{ck}^\top}{N_c - 1}
+            &z_{cj} \sim \mathcal{N}(\mu_c, \Sigma_c), \qquad \mu_c = \frac{1}{N_c} \sum_k n_{ck}\, \mu_{ck} \\
+            &\Sigma_c = \sum_k \frac{(n_{ck} - 1)\, \Sigma_{ck} + n_{ck}\, \mu_{ck} \mu_{ck}^\top}{N_c - 1}
                 - \frac{N_c}{N_c - 1}\, \mu_c \mu_c^\top \\
-            &Q \leftarrow \mathrm{arg}\min_{Q'} \sum_c \sum_{j \le M_c} \mathrm{CE}\big(Q'(z_{cj}),\, c\big), \qquad
-                z_{cj} \sim \mathcal{N}(\mu_c, \Sigma_c)
+            &Q \leftarrow \mathrm{arg}\min_{Q'} \sum_c \sum_{j \le M_c} \mathrm{CE}\big(Q'(z_{cj}),\, c\big)
             \end{aligned}
         """,
         terms=r"""
@@ -247,9 +246,8 @@ METHOD = Method(
             (`virtual`); $Q$: the classifier; $\mathrm{CE}$: cross-entropy.
         """,
         when="""
-            Use it instead of `fedavg` if clients have few classes each. One round with `head=linear` needs no training
-            on clients; compare it with `fedpft` and `gh-ofl`. The traffic and the tensors below are those of the last
-            round, in which all clients should take part. In earlier rounds clients send weights like `fedavg`.
+            Use it instead of `fedavg` if clients have few classes each. All clients should take part in the last round,
+            whose tensors are listed below; in earlier rounds clients send weights.
         """,
         cite=("luo2021ccvr",),
     ),
