@@ -560,9 +560,12 @@ def few_validation_classes(results: Iterable[Result]) -> str | None:
         part = result.get("partition", {})
         args = part.get("args", {})
         validation = result.get("validation")
-        # With these partitions, a client is tested on rows like its own, and not on all classes equally.
-        own_tests = "by" in args or args.get("test_protocol", "balanced") != "balanced"
-        if result.get("protocol") != "personalised" or validation is None or own_tests:
+        # Only there, a client is tested on all classes and validated on rows of its own: otherwise it shares both kinds
+        # of rows with all clients, or is tested on rows like its own.
+        by_domain = part.get("scheme") in ("feature-shift", "feature-label-shift")
+        if not by_domain or args.get("test_protocol", "balanced") != "balanced":
+            continue
+        if result.get("protocol") != "personalised" or validation is None:
             continue
         # A client has at most as many classes among its validation rows as it has validation rows.
         most = min(validation["rows"] / part["clients"], typical_classes(result) or math.inf)

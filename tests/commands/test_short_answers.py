@@ -94,7 +94,8 @@ def test_printed_texts_have_no_codes_of_the_documentation():
         (10, 1400, "personalised", {}, False),
         (102, 1400, "global", {}, False),
         (102, 1400, "personalised", {"test_protocol": "matched"}, False),
-        (102, 1400, "personalised", {"by": "hospital"}, False),
+        # All clients share the test rows, and therefore the validation rows, too.
+        (102, 1400, "personalised", {"scheme": "shards"}, False),
         (102, None, "personalised", {}, False),
     ],
 )
@@ -103,7 +104,11 @@ def test_validation_rows_with_few_classes_are_told_of(classes, rows, protocol, a
         "protocol": protocol,
         "classes": classes,
         "classes_owned": {"per_client": [classes] * 20},
-        "partition": {"clients": 20, "args": args},
+        "partition": {
+            "clients": 20,
+            "scheme": args.pop("scheme", "feature-label-shift"),
+            "args": args,
+        },
     }
     if rows is not None:
         result["validation"] = {"rows": rows}
