@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fedcache.errors import unknown
 from fedcache.notebooks import data_frame, html_facts, percent
-from fedcache.parsing import Facts, Record
+from fedcache.parsing import Facts, Record, counted
 from fedcache.runs.directory import ClientColumns, client_columns, rounds_of
 from fedcache.runs.score import at_chance
 
@@ -93,8 +93,9 @@ def sites_words(result: Record) -> str:
     federation = result["federation"]
     sites = federation["sites"]
     expected = federation.get("expected", len(sites))  # results of 0.2.0 lack the number
-    words = f"{len(sites)} sites"
-    if expected != len(sites):
+    words = counted(len(sites), "site")
+    # A site that joins late may be one more than was expected.
+    if len(sites) < expected:
         words = f"{len(sites)} of {expected} sites"
     absent = {}
     partly = {}
@@ -105,7 +106,10 @@ def sites_words(result: Record) -> str:
         elif missed["round"] > 0:
             partly[name] = missed
     notes = []
-    for why, names in (("without", absent), ("missing in some rounds", partly)):
+    for why, names in (
+        ("without", absent),
+        ("missing, rejected or not scored in some rounds", partly),
+    ):
         if names:
             listed = ", ".join(names)
             notes.append(f"{why}: {listed}")

@@ -335,13 +335,21 @@ def unlike_tests(results: Iterable[Record]) -> str | None:
     without_prior = [
         r for r in known if r.get("protocol") == "global" and "client_prior" not in r["accuracy"]
     ]
-    if not own_shares or not without_prior:
-        return None
-    return (
-        "The test rows of each client have the client's own class shares. Personal models learn these shares, "
-        "but global models do not. For a fair comparison, also train methods with a global model that read "
-        "labels with --client-prior fitted"
-    )
+    if own_shares and without_prior:
+        return (
+            "The test rows of each client have the client's own class shares. Personal models learn these shares, "
+            "but global models do not. For a fair comparison, also train methods with a global model that read "
+            "labels with --client-prior fitted"
+        )
+    # Elsewhere clients share the test rows and the validation rows, or have rows of all classes for both.
+    by_domain = [r for r in known if r["partition"].get("scheme") == "feature-label-shift"]
+    if has_validation(known) and any(map(unseen_classes, by_domain)):
+        return (
+            "A client's validation rows have only the client's own classes, but its test rows have all classes. "
+            "Validation accuracy may therefore rank personal and global models in another order than test accuracy. "
+            "To test each client with its own class shares: --option test_protocol=matched"
+        )
+    return None
 
 
 def unseen_classes(result: Record) -> list[str]:

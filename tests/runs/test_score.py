@@ -62,3 +62,11 @@ def test_a_table_says_when_only_personal_models_know_the_class_shares_of_the_tes
     assert unlike_tests([plain, plain]) is None
     balanced = {"partition": {"args": {"test_protocol": "balanced"}}}
     assert unlike_tests([personal | balanced, plain | balanced]) is None
+    # Each client is tested on all classes of its domain, and validated on its own two.
+    own_domain = {
+        "partition": {"scheme": "feature-label-shift", "args": {"test_protocol": "balanced"}},
+        "validation": {"mean": 0.5},
+        "classes": 10,
+        "classes_owned": {"per_client": [2, 2]},
+    }
+    assert "own classes" in unlike_tests([personal | own_domain, plain | own_domain])

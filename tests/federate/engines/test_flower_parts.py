@@ -451,7 +451,10 @@ def test_a_site_that_misses_a_round_is_told_once(grid, tmp_path):
 def test_a_site_that_missed_a_round_is_named(grid, tmp_path):
     grid.meddle[101] = in_round_2(lambda _packed: "it was killed")
     (run,) = together(planned("fedavg", rounds=3), grid, tmp_path)
-    assert sites_words(run.result) == "3 sites (missing in some rounds: client-1)"
+    assert (
+        sites_words(run.result)
+        == "3 sites (missing, rejected or not scored in some rounds: client-1)"
+    )
 
 
 def test_a_warning_of_a_run_is_not_repeated_when_a_site_joins(grid, tmp_path):

@@ -604,7 +604,7 @@ class Sites:
         entry = MissedSite(round_, name, why)
         if entry not in self.missed:
             self.missed.append(entry)
-            self.observer.warn(warning)
+        self.observer.warn(warning)
 
     def _request_facts(
         self, round_: int, reasons: list[FedcacheError | str], wait: float
