@@ -342,7 +342,7 @@ def unlike_tests(results: Iterable[Record]) -> str | None:
             "labels with --client-prior fitted"
         )
     # Elsewhere clients share the test rows and the validation rows, or have rows of all classes for both.
-    by_domain = [r for r in known if r["partition"].get("scheme") == "feature-label-shift"]
+    by_domain = [r for r in known if r.get("partition", {}).get("scheme") == "feature-label-shift"]
     if has_validation(known) and any(map(unseen_classes, by_domain)):
         return (
             "A client's validation rows have only the client's own classes, but its test rows have all classes. "

@@ -63,9 +63,8 @@ class Entries:
     size: NDArray[np.int64]  # int64 [n] bytes of the entry
     method: NDArray[np.uint8]  # uint8 [n] zip compression method, ``_PASSWORD`` or ``_TAR``
     crc: NDArray[np.uint32]  # uint32 [n] checksum of the entry; 0 in a tar, which has none
-    folders: tuple[
-        str, ...
-    ] = ()  # names of the folders that have an entry of their own, each ending with a slash
+    # names of the folders that have an entry of their own, each ending with a slash
+    folders: tuple[str, ...] = ()
 
     def take(self, rows: NDArray[np.int64]) -> Entries:
         """The entries at ``rows``, in that order. Their names are left out, because a source does not need them."""

@@ -418,7 +418,7 @@ class ClientTable(LazySequence[Client]):
         shares = np.zeros(len(self), bool)
         return ClientTable(self.names, self.train, held.rows, shares, held.own)
 
-    @property
+    @cached_property
     def scored_for_validation(self) -> ClientTable | None:
         """The same clients with test rows as validation scores them; None without validation rows.
 
