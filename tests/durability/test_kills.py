@@ -17,7 +17,7 @@ import pytest
 from command import environment
 from draws import one_of_each
 from files_now import files_now
-from forked import apart, start
+from forked import Kills, apart, start
 from pictures import folder
 from toy_store import content
 
@@ -61,16 +61,6 @@ def resumed(words, part, home, code=0):
     return content(part)
 
 
-def killed_after(seconds, words, home):
-    """Start a command and kill it after so long; whether it was killed before its end."""
-    run = start(*words, home=home)
-    time.sleep(seconds)
-    if run.poll() is not None:
-        return False
-    run.kill()
-    return True
-
-
 def kill_and_resume(words, home, folder, times, code=0):
     """Kill an extraction at drawn places, three times for each of ``times`` stores; what it ends as is a whole one.
 
@@ -98,16 +88,16 @@ def kill_and_resume(words, home, folder, times, code=0):
 
 def test_killed_extractions_resume_to_the_same_bytes(tmp_path, words, home, cases):
     expected, seconds = whole_store(words, tmp_path, home)
-    draw, killed, number = random.Random(0), 0, 0
+    kills = Kills(seconds, seed=0, latest=1.0)
     wanted = cases(3, 200)
-    while killed < wanted:
-        part, number = tmp_path / f"part-{number}.zarr", number + 1
-        for _ in range(6):  # several kills on the way of one store
-            before = done(part)
-            if not killed_after(draw.uniform(0.3, 1.0) * seconds, (*words, "--store", part), home):
-                break
-            killed += 1
+    number = 0
+    while kills.number < wanted:
+        part = tmp_path / f"part-{number}.zarr"
+        number += 1
+        before = 0
+        for _ in kills.of((*words, "--store", part), home, times=6):
             assert done(part) >= before  # what was there stays
+            before = done(part)
         assert resumed(words, part, home) == expected
         assert not list(part.rglob("*.partial"))
         assert not list((part / "locks").glob("*.json"))

@@ -1,7 +1,6 @@
 """kill -9 of training, ingest, partition and gc: what is left is whole, and the end is the same."""
 
 import json
-import random
 import time
 from pathlib import Path
 from shlex import split
@@ -9,10 +8,9 @@ from shlex import split
 import numpy as np
 import pytest
 from arrays import normals
-from forked import apart
+from forked import Kills, apart
 from homes import made_once
 from made_path import place_of
-from test_kills import killed_after
 from toy_store import content
 
 from fedcache.federate.partition.partition import Partition
@@ -45,16 +43,15 @@ def test_killed_training_resumes_to_the_same_result(tmp_path, home, store, cases
     assert whole.code == 0, whole.err
     seconds = time.monotonic() - began
     expected = results_in(tmp_path / "whole")
-    draw, killed, number = random.Random(2), 0, 0
+    kills = Kills(seconds, seed=2, latest=0.95)
     wanted = cases(2, 25)
-    while killed < wanted:
-        runs, number = tmp_path / f"parts-{number}", number + 1
+    number = 0
+    while kills.number < wanted:
+        runs = tmp_path / f"parts-{number}"
+        number += 1
         words = (*command, *where, runs)
-        for _ in range(2):
-            if not killed_after(draw.uniform(0.3, 0.95) * seconds, words, home):
-                seconds *= 0.8  # it ended before, so the machine has become faster
-                break
-            killed += 1
+        for _ in kills.of(words, home, times=2):
+            pass
         again = apart(*words, home=home)
         assert again.code == 0, again.err
         assert results_in(runs) == expected
@@ -108,17 +105,14 @@ def test_killed_commands_lose_nothing_and_gc_names_what_they_leave(
     began = time.monotonic()
     expected = completed(0)
     seconds = time.monotonic() - began
-    draw, killed, number = random.Random(4), 0, 0
+    kills = Kills(seconds, seed=4, latest=0.98)
     wanted = cases(2, 20)
-    while killed < wanted:
+    number = 0
+    while kills.number < wanted:
         number += 1
         plant()
-        for _ in range(3):
-            if not killed_after(draw.uniform(0.3, 0.98) * seconds, [line(number)], home):
-                seconds *= 0.8
-                break
-            killed += 1
-            if killed % 5 == 0:
+        for _ in kills.of([line(number)], home, times=3):
+            if kills.number % 5 == 0:
                 assert {path for path in left() if "journal" not in path.name} <= named_by_gc(home)
         assert completed(number) == expected
     assert left() == named_by_gc(home)

@@ -6,10 +6,12 @@ imports.
 
 import multiprocessing
 import os
+import random
 import runpy
 import signal
 import sys
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -95,3 +97,28 @@ def apart(line, *words, home):
     run = start(line, *words, home=home)
     out, err = run.communicate(timeout=280)
     return Done(run.returncode, out, err)
+
+
+class Kills:
+    """Kills of commands at a drawn share, from 0.3 to ``latest``, of the ``seconds`` that such a command takes."""
+
+    def __init__(self, seconds, seed, latest):
+        self.seconds = seconds
+        self.draw = random.Random(seed)
+        self.latest = latest
+        self.number = 0
+
+    def of(self, words, home, times):
+        """Start a command up to ``times`` times and yield after each kill, until it ends before one."""
+        for attempt in range(times):
+            run = start(*words, home=home)
+            began = time.monotonic()
+            run.process.join(self.draw.uniform(0.3, self.latest) * self.seconds)
+            if run.poll() is not None:
+                if attempt == 0:
+                    # The machine has become faster since the seconds were measured.
+                    self.seconds = time.monotonic() - began
+                return
+            run.kill()
+            self.number += 1
+            yield
