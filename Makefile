@@ -126,14 +126,14 @@ durability: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m durability
 
 # All tests of this environment with all their cases. Kills wait more than they compute, so there is one worker more
-# than processors.
+# than processors. PART=store runs those of tests/store.
 tests-full: $(VENV)/.dev
 	mkdir -p .nightly
 	FEDCACHE_CASES=full OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist worksteal --durations=50 \
-	  --junitxml=.nightly/tests.xml -m 'not browser and not engines and not gpu' tests
+	  --junitxml=.nightly/tests-full$(PART:%=-%).xml -m 'not browser and not engines and not gpu' tests$(PART:%=/%)
 
 trust: $(VENV)/.dev
-	$(BIN)/python tools/make_trust.py --results .nightly/tests.xml --mutate
+	$(BIN)/python tools/make_trust.py --results .nightly/tests-full*.xml --mutate
 
 $(VENV)/.browser: pyproject.toml | $(BIN)/python
 	$(call INSTALL,'.[dev$(comma)docs$(comma)browser]')

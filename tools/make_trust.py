@@ -1,9 +1,9 @@
 """Make docs/trust.md: the tests of every promise, counted, and every protection removed once.
 
-    OMP_NUM_THREADS=1 python tools/make_trust.py [--results JUNIT.xml] [--mutate] [--only ID]
+    OMP_NUM_THREADS=1 python tools/make_trust.py [--results JUNIT.xml ...] [--mutate]
 
---results counts the cases of a run of all tests (``make tests-full`` writes .nightly/tests.xml), so that no test runs
-again for this page. --mutate removes each protection in a copy of the package and expects its test to fail. What is not
+--results counts the cases of a run of all tests (``make tests-full`` writes .nightly/tests-full.xml, ``make nightly``
+one file for each folder), so that no test runs again for this page. --mutate removes each protection in a copy of the package and expects its test to fail. What is not
 requested is kept as it was measured before; a protection that was removed for this code is not removed again.
 Exits 1 when a test of a promise failed or did not run, or a removed protection goes unnoticed.
 """
@@ -1112,23 +1112,22 @@ def main() -> int:
     """Count, remove the protections, write the page; whether anything was lost."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
-        "--results", type=Path, metavar="JUNIT.xml", help="of a run of all tests with all cases"
+        "--results",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="JUNIT.xml",
+        help="of a run of all tests with all cases",
     )
     parser.add_argument("--mutate", action="store_true", help="remove every protection")
-    parser.add_argument(
-        "--only", default="", metavar="ID,ID", help="these rows; the others stay as they are"
-    )
     options = parser.parse_args()
     rows: dict[str, dict[str, Any]] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
-    known = [promise.id for promise in PROMISES]
-    only = list(filter(None, options.only.split(",")))
-    if strange := set(only).difference(known):
-        parser.error(f"there is no row {', '.join(sorted(strange))}; rows: {', '.join(known)}")
-    if options.results and not options.results.is_file():
-        parser.error(f"there is no file {options.results}: make tests-full")
+    tried = dict[str, int | None]()
+    for results in options.results:
+        if not results.is_file():
+            parser.error(f"there is no file {results}: make tests-full")
+        tried |= outcomes(results)
     code = code_digest()
-    tried = outcomes(options.results) if options.results else None
-    promises = [promise for promise in PROMISES if promise.id in (only or known)]
 
     def protection(promise: Promise) -> str:
         row = rows.get(promise.id, {})
@@ -1139,12 +1138,12 @@ def main() -> int:
 
     bad = 0
     with ThreadPoolExecutor(TOGETHER) as pool:
-        for promise, broken in zip(promises, pool.map(protection, promises), strict=True):
+        for promise, broken in zip(PROMISES, pool.map(protection, PROMISES), strict=True):
             row = rows.setdefault(promise.id, {"tests": 0, "cases": 0, "lost": 0})
             row["broken"] = broken
             if options.mutate and not code.endswith(CHANGED):
                 row["code"] = code
-            if tried is not None:
+            if tried:
                 row.update(counted(promise, tried))
             counts = [f"{row[what]:,} {what}" for what in ("tests", "cases", "lost")]
             print(promise.id, *counts, broken, flush=True)

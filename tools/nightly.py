@@ -3,7 +3,7 @@
     python tools/nightly.py [--list]
 
 The steps run all cases, new examples of property tests, every law broken, random changes of the code and of the files
-of a home. They run one after another, and at the same time those of ``BESIDE``. Each step's output is kept in
+of a home. They run one after another, and beside them all tests, folder by folder. Each step's output is kept in
 .nightly/, its result and time in docs/nightly.json, which docs/trust.md shows. Commit docs/nightly.json and
 docs/trust.json to go on with the same code in another clone. A step that fails does not stop the others. A checkout
 with changes begins again each time, as it may have changed since. Exits 1 if a step failed.
@@ -27,20 +27,21 @@ from make_trust import write_page
 
 LOGS = ROOT / ".nightly"
 QUICK = ("lint", "types", "docs", "audit")
-LONG = (
-    "tests-full",
-    "trust",
-    "numeric",
-    "browser",
-    "notebooks",
-    "test-engines",
-    "lint-files",
-    "smoke-wheel",
-)
+LONG = ("numeric", "browser", "notebooks", "test-engines", "lint-files", "smoke-wheel")
 """More targets of the Makefile. The tools run after the quick ones."""
 
-BESIDE = ("tests-full", "trust")
-"""The steps that wait for processes more than the others do; ``trust`` counts the cases of ``tests-full``."""
+APART = ("browser", "engines", "gpu")
+"""Folders of tests that ``make tests-full`` leaves out."""
+
+
+def tests_in_full() -> dict[str, list[str]]:
+    """Name -> command, for each folder of tests and each file beside the folders."""
+    folder = ROOT / "tests"
+    parts = {file.relative_to(folder).parts[0] for file in folder.rglob("test_*.py")}
+    return {
+        f"tests-full-{part}": ["make", "tests-full", f"PART={part}"]
+        for part in sorted(parts.difference(APART))
+    }
 
 
 def steps() -> dict[str, list[str]]:
@@ -84,22 +85,24 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="say what would run, and run nothing")
     options = parser.parse_args()
     code = code_digest()
-    kept = json.loads(NIGHT.read_text()) if NIGHT.is_file() else {}
-    same = {} if code.endswith(CHANGED) else {"code": code, "result": "passed"}
-    commands = steps()
-    done = {
-        step: kept[step] for step in commands if same and same.items() <= kept.get(step, {}).items()
-    }
-    if "trust" not in done and not (LOGS / "tests.xml").is_file():
-        done.pop("tests-full", None)
-    rows = ([], [])
-    for step in commands:
-        if step in done:
-            print(f"{step}: passed before", flush=True)
-        else:
-            rows[step in BESIDE].append(step)
+    kept: dict[str, dict[str, Any]] = {}
+    if NIGHT.is_file() and not code.endswith(CHANGED):
+        kept = json.loads(NIGHT.read_text())
+    tests = tests_in_full()
+    # trust counts the cases of the tests before it
+    rows = [steps(), tests | {"trust": ["make", "trust"]}]
+    commands = rows[0] | rows[1]
+    same = {"code": code, "result": "passed"}.items()
+    done = {step: kept[step] for step in commands if same <= kept.get(step, {}).items()}
+    if "trust" not in done:
+        for step in tests:
+            if not (LOGS / f"{step}.xml").is_file():
+                done.pop(step, None)
+    for step in done:
+        print(f"{step}: passed before", flush=True)
+    missing = [[step for step in row if step not in done] for row in rows]
     if options.list:
-        print("runs:", *rows[0], *rows[1])
+        print("runs:", *missing[0], *missing[1])
         return 0
     LOGS.mkdir(exist_ok=True)
 
@@ -107,11 +110,10 @@ def main() -> int:
         for step in row:
             done[step] = run(step, commands[step])
             print(f"{step}: {done[step]['result']} in {done[step]['seconds']:,} s", flush=True)
-            in_order = {step: done[step] for step in commands if step in done}
-            NIGHT.write_text(json.dumps(in_order, indent=1) + "\n")
+            NIGHT.write_text(json.dumps(done, indent=1, sort_keys=True) + "\n")
 
-    with ThreadPoolExecutor(len(rows)) as pool:
-        list(pool.map(run_row, rows))
+    with ThreadPoolExecutor(len(missing)) as pool:
+        list(pool.map(run_row, missing))
     write_page()
     return int(any(found["result"] != "passed" for found in done.values()))
 

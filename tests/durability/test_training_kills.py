@@ -1,7 +1,6 @@
 """kill -9 of training, ingest, partition and gc: what is left is whole, and the end is the same."""
 
 import json
-import time
 from pathlib import Path
 from shlex import split
 
@@ -38,19 +37,15 @@ def results_in(runs):
 @pytest.mark.parametrize("command", [TRAIN, GRID], ids=["train", "grid"])
 def test_killed_training_resumes_to_the_same_result(tmp_path, home, store, cases, command):
     where = ("--store", store, "--backbones", "random-projection", "--runs")
-    began = time.monotonic()
-    whole = apart(*command, *where, tmp_path / "whole", home=home)
-    assert whole.code == 0, whole.err
-    seconds = time.monotonic() - began
+    kills = Kills((*command, *where, tmp_path / "whole"), home, seed=2, latest=0.95)
     expected = results_in(tmp_path / "whole")
-    kills = Kills(seconds, seed=2, latest=0.95)
     wanted = cases(2, 25)
     number = 0
     while kills.number < wanted:
         runs = tmp_path / f"parts-{number}"
         number += 1
         words = (*command, *where, runs)
-        for _ in kills.of(words, home, times=2):
+        for _ in kills.of(words, times=2):
             pass
         again = apart(*words, home=home)
         assert again.code == 0, again.err
@@ -96,25 +91,20 @@ def test_killed_commands_lose_nothing_and_gc_names_what_they_leave(
         kinds = (".*.partial", "journal-*.jsonl", "locks/*.json")
         return {path for kind in kinds for path in home.rglob(kind)}
 
-    def completed(number):
-        again = apart(line(number), home=home)
-        assert again.code == 0, again.err
-        return made(number)
-
     plant()
-    began = time.monotonic()
-    expected = completed(0)
-    seconds = time.monotonic() - began
-    kills = Kills(seconds, seed=4, latest=0.98)
+    kills = Kills([line(0)], home, seed=4, latest=0.98)
+    expected = made(0)
     wanted = cases(2, 20)
     number = 0
     while kills.number < wanted:
         number += 1
         plant()
-        for _ in kills.of([line(number)], home, times=3):
+        for _ in kills.of([line(number)], times=3):
             if kills.number % 5 == 0:
                 assert {path for path in left() if "journal" not in path.name} <= named_by_gc(home)
-        assert completed(number) == expected
+        again = apart(line(number), home=home)
+        assert again.code == 0, again.err
+        assert made(number) == expected
     assert left() == named_by_gc(home)
     assert apart("gc --delete --json", home=home).code == 0
     assert left() == set()

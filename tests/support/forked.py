@@ -100,23 +100,27 @@ def apart(line, *words, home):
 
 
 class Kills:
-    """Kills of commands at a drawn share, from 0.3 to ``latest``, of the ``seconds`` that such a command takes."""
+    """Kills of a kind of command at a drawn share, from 0.3 to ``latest``, of the time that it takes."""
 
-    def __init__(self, seconds, seed, latest):
-        self.seconds = seconds
+    def __init__(self, words, home, seed, latest):
+        began = time.monotonic()
+        whole = apart(*words, home=home)
+        assert whole.code == 0, whole.err
+        self.seconds = time.monotonic() - began
+        self.home = home
         self.draw = random.Random(seed)
         self.latest = latest
         self.number = 0
 
-    def of(self, words, home, times):
+    def of(self, words, times):
         """Start a command up to ``times`` times and yield after each kill, until it ends before one."""
         for attempt in range(times):
-            run = start(*words, home=home)
+            run = start(*words, home=self.home)
             began = time.monotonic()
             run.process.join(self.draw.uniform(0.3, self.latest) * self.seconds)
             if run.poll() is not None:
                 if attempt == 0:
-                    # The machine has become faster since the seconds were measured.
+                    # The machine has become faster since the first command.
                     self.seconds = time.monotonic() - began
                 return
             run.kill()
