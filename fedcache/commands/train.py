@@ -50,7 +50,6 @@ from fedcache.report.verdict import (
     cost_words,
     describe_trust,
     drawn_clients,
-    few_validation_classes,
     uncertainty,
 )
 from fedcache.runs.directory import (
@@ -517,10 +516,7 @@ def grid_answer(done: Grid, sweeps: Sequence[str], *, verbose: bool = False) -> 
     lines.append(f"{chosen_by}: {best.method} {values}  {figures}")
     # Facts that make the choice less certain: ties, different kinds of models, different seeds.
     results = [point.run.result for point in done.points]
-    unlike = unlike_tests(results)
-    if unlike is None and len(results) > 1:
-        unlike = few_validation_classes(results)
-    cautions = (done.tie, unlike, _unlike_seeds(done))
+    cautions = (done.tie, unlike_tests(results), _unlike_seeds(done))
     lines += [sentence for sentence in cautions if sentence]
     lines += [
         f"{key} has no effect here: configurations that differ only in it give equal results."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -38,7 +38,6 @@ from fedcache.runs.score import (
     order_of_run,
     rows_interval,
     score_of,
-    typical_classes,
     unlike_tests,
     unseen_classes,
     validation_value,
@@ -549,33 +548,6 @@ def drawn_clients(result: Result) -> tuple[str, list[float]] | None:
         who += f"; {trained:,} of these took part in some round"
     errors = [d["standard_error"] for d in drawn]
     return who, [float(error) for error in errors if error is not None]
-
-
-def few_validation_classes(results: Iterable[Result]) -> str | None:
-    """Why validation may rank settings of personal models in another order than test rows; None where it may not.
-
-    Validation rows are rows of the client, but its model is tested on all classes.
-    """
-    for result in results:
-        part = result.get("partition", {})
-        args = part.get("args", {})
-        validation = result.get("validation")
-        # Only there, a client is tested on all classes and validated on rows of its own: otherwise it shares both kinds
-        # of rows with all clients, or is tested on rows like its own.
-        by_domain = part.get("scheme") in ("feature-shift", "feature-label-shift")
-        if not by_domain or args.get("test_protocol", "balanced") != "balanced":
-            continue
-        if result.get("protocol") != "personalised" or validation is None:
-            continue
-        # A client has at most as many classes among its validation rows as it has validation rows.
-        most = min(validation["rows"] / part["clients"], typical_classes(result) or math.inf)
-        if most < result["classes"]:
-            return (
-                f"The validation rows of a typical client have at most {most:.3g} of {result['classes']} classes, "
-                "but personal models are tested on all classes. Validation may therefore rank settings, such as "
-                "learning rates, in another order than the test rows. Compare both columns."
-            )
-    return None
 
 
 def _below_zero_shot(result: Result) -> list[str]:

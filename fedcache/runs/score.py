@@ -322,10 +322,9 @@ def one_learning_rate(results: Iterable[Record]) -> str | None:
 
 
 def unlike_tests(results: Iterable[Record]) -> str | None:
-    """Why scores may prefer the wrong kind of model, personal or global; None if this cannot happen."""
+    """Why scores may put methods or settings into a wrong order; None if this cannot happen."""
     known = list(results)
-    kinds = {result.get("protocol") for result in known}
-    if len(kinds) < 2:
+    if len(known) < 2:
         return None
     # Tests with the class shares of each client: matched ones, and those within each group of --by.
     own_shares = False
@@ -335,21 +334,40 @@ def unlike_tests(results: Iterable[Record]) -> str | None:
     without_prior = [
         r for r in known if r.get("protocol") == "global" and "client_prior" not in r["accuracy"]
     ]
-    if own_shares and without_prior:
+    kinds = {result.get("protocol") for result in known}
+    if len(kinds) > 1 and own_shares and without_prior:
         return (
             "The test rows of each client have the client's own class shares. Personal models learn these shares, "
             "but global models do not. For a fair comparison, also train methods with a global model that read "
             "labels with --client-prior fitted"
         )
-    # Elsewhere clients share the test rows and the validation rows, or have rows of all classes for both.
-    by_domain = [r for r in known if r.get("partition", {}).get("scheme") == "feature-label-shift"]
-    if has_validation(known) and any(map(unseen_classes, by_domain)):
-        return (
-            "A client's validation rows have only the client's own classes, but its test rows have all classes. "
-            "Validation accuracy may therefore rank personal and global models in another order than test accuracy. "
-            "To test each client with its own class shares: --option test_protocol=matched"
-        )
-    return None
+    cautions = (few_validation_classes(result) for result in known)
+    return next(filter(None, cautions), None)
+
+
+def few_validation_classes(result: Record) -> str | None:
+    """Why validation may rank personal models in another order than the test rows; None if it may not."""
+    partition = result.get("partition", {})
+    args = partition.get("args", {})
+    validation = result.get("validation")
+    # Only with a domain for each client, it can be tested on all classes and validated on rows of its own. Elsewhere,
+    # it shares both kinds of rows with all clients, or is tested on rows like its own.
+    by_domain = partition.get("scheme") in ("feature-shift", "feature-label-shift")
+    if not by_domain or args.get("test_protocol", "balanced") != "balanced":
+        return None
+    if result.get("protocol") != "personalised" or validation is None:
+        return None
+    # A client has at most as many classes among its validation rows as it has validation rows.
+    most = validation["rows"] / partition["clients"]
+    most = min(most, typical_classes(result) or math.inf)
+    if most >= result["classes"]:
+        return None
+    return (
+        f"The validation rows of a typical client have at most {most:.3g} of {result['classes']} classes, but "
+        "personal models are tested on all classes. Validation may therefore rank settings, or personal and global "
+        "models, in another order than the test rows. To test each client with its own class shares: "
+        "--option test_protocol=matched"
+    )
 
 
 def unseen_classes(result: Record) -> list[str]:

@@ -2,7 +2,6 @@
 
 import re
 
-import pytest
 from arrays import overlapping
 from command import data_of, fedcache, ok
 from homes import made_once
@@ -10,7 +9,6 @@ from homes import made_once
 from fedcache.federate.methods import METHODS
 from fedcache.parsing import without_codes
 from fedcache.report.methods import facts
-from fedcache.report.verdict import few_validation_classes
 from fedcache.reproduce import planning
 
 store = made_once(overlapping)
@@ -85,31 +83,3 @@ def test_printed_texts_have_no_codes_of_the_documentation():
     assert [text for text in map(without_codes, texts) if re.search(r"\b[DT]-[A-Z]?\d", text)] == []
     assert without_codes("f() (a; D-12, D-15) g(x, y)") == "f() (a) g(x, y)"
     assert "PROXY" not in fedcache("reproduce --help-all").out
-
-
-@pytest.mark.parametrize(
-    ("classes", "rows", "protocol", "args", "told"),
-    [
-        (102, 1400, "personalised", {}, True),  # 70 rows a client: at most 70 classes
-        (10, 1400, "personalised", {}, False),
-        (102, 1400, "global", {}, False),
-        (102, 1400, "personalised", {"test_protocol": "matched"}, False),
-        # All clients share the test rows, and therefore the validation rows, too.
-        (102, 1400, "personalised", {"scheme": "shards"}, False),
-        (102, None, "personalised", {}, False),
-    ],
-)
-def test_validation_rows_with_few_classes_are_told_of(classes, rows, protocol, args, told):
-    result = {
-        "protocol": protocol,
-        "classes": classes,
-        "classes_owned": {"per_client": [classes] * 20},
-        "partition": {
-            "clients": 20,
-            "scheme": args.pop("scheme", "feature-label-shift"),
-            "args": args,
-        },
-    }
-    if rows is not None:
-        result["validation"] = {"rows": rows}
-    assert (few_validation_classes([result]) is not None) == told

@@ -62,11 +62,34 @@ def test_a_table_says_when_only_personal_models_know_the_class_shares_of_the_tes
     assert unlike_tests([plain, plain]) is None
     balanced = {"partition": {"args": {"test_protocol": "balanced"}}}
     assert unlike_tests([personal | balanced, plain | balanced]) is None
-    # Each client is tested on all classes of its domain, and validated on its own two.
-    own_domain = {
-        "partition": {"scheme": "feature-label-shift", "args": {"test_protocol": "balanced"}},
-        "validation": {"mean": 0.5},
-        "classes": 10,
-        "classes_owned": {"per_client": [2, 2]},
+
+
+@pytest.mark.parametrize(
+    ("classes", "rows", "protocol", "args", "told"),
+    [
+        (102, 1400, "personalised", {}, True),  # 70 rows a client: at most 70 classes
+        (10, 1400, "personalised", {}, False),
+        (102, 1400, "global", {}, False),
+        (102, 1400, "personalised", {"test_protocol": "matched"}, False),
+        # All clients share the test rows, and therefore the validation rows, too.
+        (102, 1400, "personalised", {"scheme": "shards"}, False),
+        (102, None, "personalised", {}, False),
+    ],
+)
+def test_validation_rows_with_few_classes_are_told_of(classes, rows, protocol, args, told):
+    result = {
+        "protocol": protocol,
+        "classes": classes,
+        "classes_owned": {"per_client": [classes] * 20},
+        "partition": {
+            "clients": 20,
+            "scheme": args.pop("scheme", "feature-label-shift"),
+            "args": args,
+        },
+        "accuracy": {},
     }
-    assert "own classes" in unlike_tests([personal | own_domain, plain | own_domain])
+    if rows is not None:
+        result["validation"] = {"rows": rows}
+    assert (unlike_tests([result, result]) is not None) == told
+    assert (unlike_tests([result, result | {"protocol": "local"}]) is not None) == told
+    assert unlike_tests([result]) is None

@@ -28,9 +28,9 @@ def as_is(_kind, _number, packed):
     return packed
 
 
-def in_round_2(instead):
-    """Sends ``instead(answer)`` in the place of the answer to the second fit."""
-    return lambda kind, number, packed: instead(packed) if (kind, number) == ("fit", 2) else packed
+def in_round(number, instead):
+    """Sends ``instead(answer)`` in the place of the answer to this fit."""
+    return lambda *asked: instead(asked[2]) if asked[:2] == ("fit", number) else asked[2]
 
 
 @dataclass

@@ -16,7 +16,7 @@ import torch
 from command import data_of
 from damage import flip_bit
 from failing_command import must_fail, must_fail_machine
-from fake_grid import FakeGrid, grid_of, in_round_2, planned, together
+from fake_grid import FakeGrid, grid_of, in_round, planned, together
 from hypothesis import given
 from hypothesis import strategies as st
 from methods_tried import tried
@@ -194,7 +194,7 @@ BAD = {
 
 @pytest.mark.parametrize("why", BAD)
 def test_the_gate_stands_before_every_upload(why, grid, tmp_path):
-    grid.meddle[102] = in_round_2(lambda packed: changed(packed, BAD[why]))
+    grid.meddle[102] = in_round(2, lambda packed: changed(packed, BAD[why]))
     (run,) = together(planned("fedavg", set={"head": "linear"}), grid, tmp_path)
     (missed,) = missed_by(run)
     assert missed["site"] == "client-0"
@@ -209,7 +209,7 @@ def test_no_upload_of_one_site_ends_a_run_where_nothing_is_said(method, words, g
     grid.meddle[102] = lambda kind, _n, packed: (
         changed(packed, BAD["not part of the schema"]) if kind == "fit" else packed
     )
-    grid.meddle[101] = in_round_2(lambda _: PackedMessage("?", {}))
+    grid.meddle[101] = in_round(2, lambda _: PackedMessage("?", {}))
     (run,) = together(planned(method, **words), grid, tmp_path)
     missed = missed_by(run)
     assert {m["site"] for m in missed} == {"client-0", "client-1"}
@@ -248,7 +248,7 @@ def test_a_site_that_dies_is_left_out_and_the_rest_goes_on(grid, sites, tmp_path
 @pytest.mark.slow
 def test_a_round_below_the_quorum_ends_the_run_and_it_goes_on_later(grid, sites, tmp_path):
     asked = planned("fedpcl", rounds=3, quorum=3)
-    grid.meddle[100] = in_round_2(lambda _: "its node disconnected")
+    grid.meddle[100] = in_round(2, lambda _: "its node disconnected")
     training_error(lambda: together(asked, grid, tmp_path), "2 of 3 sites")
     again = grid_of(sites, tmp_path / "state")
     (run,) = together(asked, again, tmp_path)
@@ -261,7 +261,7 @@ def test_an_answer_that_is_lost_leaves_no_trace_at_the_site(sites, tmp_path):
     """The site has fitted round 2 and nobody knows: its next fit begins from what it held after round 1."""
     lost = grid_of(sites, tmp_path / "a")
     never = grid_of(sites, tmp_path / "b")
-    lost.meddle[100] = in_round_2(lambda _: "lost")
+    lost.meddle[100] = in_round(2, lambda _: "lost")
     (first_run,) = together(planned("ditto", rounds=3), lost, tmp_path / "1")
     site = never.sites[100]
     asked = []
@@ -295,7 +295,7 @@ def test_a_site_does_not_go_on_from_a_state_that_is_not_what_it_wrote(grid, site
             file.write_bytes(safetensors.torch.save(safetensors.torch.load(raw)))
         return packed
 
-    grid.meddle[100] = in_round_2(damage)
+    grid.meddle[100] = in_round(2, damage)
     (run,) = together(planned("scaffold", rounds=3), grid, tmp_path)
     missed = missed_by(run)
     # Neither fitted nor scored with what is not its own.
@@ -400,14 +400,18 @@ def test_a_result_of_fewer_sites_names_the_missing_ones(grid, tmp_path):
 
 
 def test_an_unfinished_federation_is_resumed_by_the_command_that_began_it(grid, sites, tmp_path):
-    grid.meddle[101] = in_round_2(lambda _packed: "it was killed")
-    asked = planned("fedavg", quorum=3)
+    grid.meddle[101] = in_round(2, lambda _packed: "it was killed")
+    # Round 3 has one site of the two that it needs.
+    for node in (100, 102):
+        grid.meddle[node] = in_round(3, lambda _packed: "it was killed")
+    asked = planned("fedavg", quorum=2, rounds=3)
     with pytest.raises(FedcacheError):
         together(asked, grid, tmp_path)
     found = data_of(f"runs list --runs {tmp_path}/runs")["left_out"]
     assert "fedcache flower run" in found[0]["hint"]
     grid.meddle.clear()
     (run,) = together(asked, grid, tmp_path)
+    assert [(m["round"], m["site"]) for m in missed_by(run)] == [(2, "client-1")]
     assert "fedcache flower run" in data_of(f"runs show {run.path}")["again"]
     assert "fedcache flower run" in command_of(open_run(run.path), "")
     # A run in one process over the same stores has a command.
@@ -416,7 +420,7 @@ def test_an_unfinished_federation_is_resumed_by_the_command_that_began_it(grid, 
 
 
 def test_a_run_resumes_only_with_the_same_sites_and_the_hint_says_so(grid, tmp_path, monkeypatch):
-    grid.meddle[101] = in_round_2(lambda _packed: "it was killed")
+    grid.meddle[101] = in_round(2, lambda _packed: "it was killed")
     with pytest.raises(FedcacheError):
         together(planned("fedavg", quorum=3), grid, tmp_path)
     heard = Heard()
@@ -441,7 +445,7 @@ def test_a_round_counts_the_scored_sites_and_a_site_that_is_not_scored_is_told_o
 
 
 def test_a_site_that_misses_a_round_is_told_once(grid, tmp_path):
-    grid.meddle[101] = in_round_2(lambda _packed: "it was killed")
+    grid.meddle[101] = in_round(2, lambda _packed: "it was killed")
     heard = Heard()
     (run,) = together(planned("fedavg"), grid, tmp_path, heard)
     assert "scored" not in rounds_of(run.path)[-1]["diagnostics"]
@@ -449,7 +453,7 @@ def test_a_site_that_misses_a_round_is_told_once(grid, tmp_path):
 
 
 def test_a_site_that_missed_a_round_is_named(grid, tmp_path):
-    grid.meddle[101] = in_round_2(lambda _packed: "it was killed")
+    grid.meddle[101] = in_round(2, lambda _packed: "it was killed")
     (run,) = together(planned("fedavg", rounds=3), grid, tmp_path)
     assert (
         sites_words(run.result)

@@ -365,7 +365,9 @@ def test_a_site_that_is_silent_once_is_asked_again_and_joins_when_it_answers(sit
         return grid
 
     once_lost = silent(1)
-    assert LIAR in federated(once_lost, tmp_path / "1", rounds=4).result["clients"]
+    joined = federated(once_lost, tmp_path / "1", sites=SITES - 1, rounds=4)
+    assert LIAR in joined.result["clients"]
+    assert missed_by(joined) == []
     never = silent(math.inf)
     run = federated(never, tmp_path / "n", rounds=6)
     assert mean_accuracy(run) == without_liar(sites, tmp_path, rounds=6)

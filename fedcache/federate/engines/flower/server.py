@@ -825,6 +825,7 @@ def _start_seed(run: OpenRun, seed: int, server: Server, observer: Observer) -> 
     if state is not None:
         observer.note(f"Seed {seed}: resuming after round {state.meta['round']}.")
         run.events.replay(seed, state.meta["records"])
+        server.sites.take_up(state.meta)
 
     def round_ended(
         number: int,
@@ -834,7 +835,9 @@ def _start_seed(run: OpenRun, seed: int, server: Server, observer: Observer) -> 
     ) -> None:
         run.events.round_ended(seed, number, metrics, traffic)
         observer.advance(1)
-        run.save_checkpoint(seed, snapshot())
+        state = snapshot()
+        state.meta.update(server.sites.absences())
+        run.save_checkpoint(seed, state)
 
     job_id = digest_of([run.identity.digest, seed])[:24]
     spec = training_run(run.inputs, run.spec, seed)
@@ -855,8 +858,7 @@ def _finish(run: OpenRun, server: Server, seconds: float) -> Run:
         "sites": [m.facts.name for m in sites.members],
         # Sites score themselves. The server has no test rows, so it can only check that their counts are possible.
         "claimed": list(CLAIMED),
-        "missed": [asdict(m) for m in sites.missed],
-        "joined": [asdict(m) for m in sites.joined],
+        **sites.absences(),
     }
     wire = {"up_bytes": sites.transport.bytes_up, "down_bytes": sites.transport.bytes_down}
     return run.finish(

@@ -398,6 +398,9 @@ GONE = "its node disconnected"
 ANSWER = 60.0
 """Minimum number of seconds that a node has to report its facts, even after ``--wait``: its app must start first."""
 
+LATE = "it did not answer in time"
+"""Reason why a run begins without a slow node."""
+
 REQUESTS = 3
 """Number of unanswered requests for facts after which a node counts as silent."""
 
@@ -528,7 +531,7 @@ class Sites:
                 break
             time.sleep(LOOK_EVERY)
         for node in self._slow_nodes():
-            self.missed.append(MissedSite(0, self._labels[node], "it did not answer in time"))
+            self.missed.append(MissedSite(0, self._labels[node], LATE))
         for member, why, hint in (*differing, *rejected):
             self._refuse(0, member.facts.name, why, hint)
         if not decided and differing:
@@ -592,6 +595,22 @@ class Sites:
         """Connected nodes that left a request for their facts without an answer, and get another one."""
         return set(self._silent) & set(self.transport.nodes()) - self._met
 
+    def absences(self) -> Facts:
+        """The sites that were missing and those that joined, as JSON for a result or a checkpoint."""
+        return {
+            "missed": [asdict(missed) for missed in self.missed],
+            "joined": [asdict(joined) for joined in self.joined],
+        }
+
+    def take_up(self, meta: Facts) -> None:
+        """Continue the lists of a checkpoint that ``absences`` wrote."""
+        for entries, kind in ((self.missed, "missed"), (self.joined, "joined")):
+            for words in meta.get(kind, []):
+                entry = MissedSite(**words)
+                # The checkpoints of several seeds have the same entries.
+                if entry not in entries:
+                    entries.append(entry)
+
     def _bind(self, members: Sequence[Member]) -> None:
         self.names.bind({m.facts.name: m.key for m in members})
 
@@ -654,6 +673,8 @@ class Sites:
                     f"{label} is left out, because its description is invalid: {error}."
                 )
                 continue
+            # A slow node is not missing any more.
+            self.missed = [m for m in self.missed if m != MissedSite(0, label, LATE)]
             arrived.append(Member(node, facts, here[node]))
             rows = f"{facts.train:,} training rows, {facts.test:,} test rows"
             self.observer.note(f"Site {facts.name!r}: {rows}.")
