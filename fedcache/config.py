@@ -707,7 +707,10 @@ STORE_SCHEMES = ("s3", "gs", "az", "abfs", "abfss", "https", "http")
 """Schemes of addresses of published stores. ``fedcache publish`` cannot write to the last two, https and http."""
 
 # A scheme has two letters or more, because one letter before the colon is a drive of Windows.
-_REMOTE_TEXT = re.compile(r"(?:^|[=:,])([A-Za-z][A-Za-z0-9+.-]+)://")
+# One slash is enough after the scheme of a store: ``s3:/bucket/x`` is a typing error, not a folder ``s3:``.
+_REMOTE_TEXT = re.compile(
+    rf"(?:^|[=:,])((?:{'|'.join(STORE_SCHEMES)})(?=:/)|[A-Za-z][A-Za-z0-9+.-]+(?=://))"
+)
 # A Path has lost one or both of the slashes.
 _REMOTE_PATH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?:/|$)")
 _STORE_ADDRESS = re.compile(rf"(?:{'|'.join(STORE_SCHEMES)})://[^/]")

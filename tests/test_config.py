@@ -114,6 +114,7 @@ def test_what_was_asked_of_memory_is_told():
         "publish digits ftp://host/digits",
         "publish digits https://host/digits",
         "publish digits s3://",
+        "publish digits s3:/bucket/x",
         "inspect http:///digits",
         "shard -p iid --out s3://bucket/shards",
         "runs list --runs abfss://container/x",
