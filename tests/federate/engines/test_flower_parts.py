@@ -444,6 +444,22 @@ def test_a_round_counts_the_scored_sites_and_a_site_that_is_not_scored_is_told_o
     assert len([w for w in heard.warnings if "client-1" in w]) == 1
 
 
+@pytest.mark.parametrize(
+    ("secure", "tensors"),
+    [
+        # Half of the symmetric gram matrix, 21 numbers; 21 + 24 + 4 = 49.
+        (False, {"class_sum": [C, D], "gram": [D * (D + 1) // 2], "target_sum": [C]}),
+        (True, {"vector": [49]}),
+    ],
+)
+def test_a_site_lists_everything_that_it_sends(secure, tensors, grid, tmp_path):
+    together(planned("fed3r", secure=secure, secure_bound=64.0), grid, tmp_path)
+    for node, site in grid.sites.items():
+        sent = [json.loads(line) for line in (site.state / "sent.jsonl").read_text().splitlines()]
+        assert [one["message"] for one in sent] == [k for k, nodes in grid.log if node in nodes]
+        assert [one["tensors"] for one in sent if one["message"] == "fit"] == [[tensors]]
+
+
 def test_a_site_that_misses_a_round_is_told_once(grid, tmp_path):
     grid.meddle[101] = in_round(2, lambda _packed: "it was killed")
     heard = Heard()

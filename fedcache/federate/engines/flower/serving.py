@@ -32,7 +32,7 @@ from fedcache.federate.engines.flower.processes import (
     start_supernode,
     stop_all,
 )
-from fedcache.federate.engines.flower.site import state_of
+from fedcache.federate.engines.flower.site import SENT, state_of
 from fedcache.federate.engines.flower.site_names import server_folder
 from fedcache.parsing import Facts
 from fedcache.runs.store_choice import client_paths
@@ -145,6 +145,7 @@ def attend(
         process = start_supernode(address, config, key, folder, node_port)
         if last_try is None:
             say(f"Site {client!r} is running and connects to {address}. Log: {process.log}.")
+            say(f"Every answer that it sends is listed in {state / SENT}.")
         try:
             _run_until_stop(process, stop)
             return

@@ -8,6 +8,7 @@ each message in a new process.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ from fedcache.runs.features import text_of
 from fedcache.runs.origin import check_text
 from fedcache.runs.store_choice import arrays_for, backbones_of, feat_post_for
 from fedcache.store.files import (
+    append_line,
     canonical_json,
     digest_of,
     make_private,
@@ -62,6 +64,9 @@ from fedcache.store.files import (
     write_sealed,
 )
 from fedcache.store.store import Store
+
+SENT = "sent.jsonl"
+"""File in the folder of a site's state; it lists the answers of the site."""
 
 OTHER = Client("", np.empty(0, np.int64), np.empty(0, np.int64))
 """Substitute for every other client, because a site knows nothing about other clients."""
@@ -307,7 +312,19 @@ class ShardSite:
     name: str | None = None  # of the client, for a store that was not cut out of another
 
     def answer(self, kind: str, message: SiteMessage) -> SiteMessage:
-        """The answer to a message; an error becomes a refusal in words."""
+        """The answer to a message, which ``sent.jsonl`` lists; an error becomes a refusal in words."""
+        answer = self._answer(kind, message)
+        sent = {
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "message": kind,
+            "method": message.words["train"].get("method"),
+            "words": answer.words,
+            "tensors": [{name: list(t.shape) for name, t in tree.items()} for tree in answer.trees],
+        }
+        append_line(make_private(self.state) / SENT, canonical_json(sent))
+        return answer
+
+    def _answer(self, kind: str, message: SiteMessage) -> SiteMessage:
         try:
             config = resolve(TrainConfig, dict(message.words["train"]), {}, "the message")
             request = SiteRequest(Store.open(self.path), config)
