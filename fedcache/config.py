@@ -575,6 +575,13 @@ class TrainConfig:
         TRAINING,
         default_text="all classes",
     )
+    transfer: tuple[str, ...] = option(
+        (),
+        "Also score the test rows of these stores, comma-separated. Their classes are scored by their texts "
+        "(cross-dataset transfer).",
+        TRAINING,
+        default_text="no other store",
+    )
     execution: str = option(
         "auto",
         "How clients are trained: `sequential` (one by one), `batched` (many at once) or `gram` (on products of each "

@@ -152,6 +152,10 @@ def answer_lines(done: Run, *, verbose: bool) -> list[str]:
             f"Base to new: {base} % on the {classes:,} base classes, {new} % on {rows:,} test rows of the new classes, "
             f"harmonic mean {harmonic} %."
         )
+    transferred = result["accuracy"].get("transfer")
+    if transferred is not None:
+        figures = [f"{name} {percent(transferred[name])} %" for name in transferred["per_seed"][0]]
+        notes.append(f"Transfer to other datasets: {', '.join(figures)}.")
     notes += describe_trust(result.get("trust", {}))
     notes.append(cost_words(run))
     lines += [f"  {note}" for note in notes]

@@ -415,8 +415,13 @@ def array_keys(model: SavedModel, store: Store) -> list[str]:
 
     Raises StoreError, naming the missing backbone and the command that extracts its features.
     """
+    return keys_of_inputs(model.facts.inputs, store)
+
+
+def keys_of_inputs(inputs: Sequence[tuple[str, Record]], store: Store) -> list[str]:
+    """The arrays of a store with these recipes, given with the keys that they have elsewhere; as ``array_keys``."""
     keys = []
-    for key, recipe in model.facts.inputs:
+    for key, recipe in inputs:
         needed = _of_one_view(recipe)
         matching = [k for k, a in store.arrays.items() if _of_one_view(a.recipe) == needed]
         if not matching:

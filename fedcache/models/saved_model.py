@@ -1056,9 +1056,7 @@ def collect(
     tensors = {}
     if data.text is not None:
         tensors["features/text"] = data.text
-    if scaling is not None:
-        tensors["features/mean"] = torch.from_numpy(scaling.mean)
-        tensors["features/scale"] = torch.from_numpy(scaling.scale)
+    tensors |= scaling_tensors(scaling)
     if not facts.personal:
         model = out.deployed(None)
         if model is None:
@@ -1091,6 +1089,16 @@ def collect(
         saved[out.clients[number]] = number
         stacks.add(number, owned(one_client))
     return Collected(SavedModel(replace(facts, saved=saved), tensors | stacks.stacked()), notes)
+
+
+def scaling_tensors(scaling: Scaling | None) -> Tree:
+    """The tensors of ``feat_post=center`` and ``standardize`` in a saved model; {} for other transformations."""
+    if scaling is None:
+        return {}
+    return {
+        "features/mean": torch.from_numpy(scaling.mean),
+        "features/scale": torch.from_numpy(scaling.scale),
+    }
 
 
 def client_tensors(model: DeployedModel, shared: Tree) -> Tree:

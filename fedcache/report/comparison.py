@@ -287,6 +287,7 @@ class Treatment:
             ``rows_of_run`` for models of clients.
         client_prior: accuracy without and with ``--client-prior``, means over its runs; {} where a run has none.
         base_to_new: accuracy on base and on new classes and their harmonic mean, as ``client_prior``.
+        transfer: accuracy on other datasets, as ``client_prior``.
     """
 
     name: str
@@ -299,6 +300,7 @@ class Treatment:
     test_rows: RowsInterval | None = None
     client_prior: Mapping[str, float | None] = field(default_factory=dict)
     base_to_new: Mapping[str, float | None] = field(default_factory=dict)
+    transfer: Mapping[str, float | None] = field(default_factory=dict)
 
     @property
     def known(self) -> Floats:
@@ -635,6 +637,7 @@ def _treatment(name: str, row: Floats, level: float, runs: Sequence[StoredRun]) 
         rank=None,
         client_prior=_means_of(runs, "client_prior"),
         base_to_new=_means_of(runs, "base_to_new"),
+        transfer=_means_of(runs, "transfer"),
     )
 
 

@@ -114,7 +114,7 @@ def values(c: Comparison) -> Sheet:
         ("rank", ranks),
         ("validation %", [_two(t.validation, 100) for t in runs]),
     ]
-    more = [{**t.client_prior, **t.base_to_new} for t in runs]
+    more = [{**t.client_prior, **t.base_to_new, **t.transfer} for t in runs]
     for key in dict.fromkeys(itertools.chain(*more)):
         name = key.replace("_", " ")
         columns.append((f"{name} %", [_two(one.get(key), 100) for one in more]))

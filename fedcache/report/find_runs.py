@@ -90,6 +90,7 @@ _CLIENT_OPTIONS = (
     "client_prior",
     "stages",
     "base_classes",
+    "transfer",
 )
 USUAL = {f.name: f.default for f in fields(TrainConfig) if f.name in _CLIENT_OPTIONS}
 """Option of participating and scored clients -> its default. A run shows only values that differ from the default."""

@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedcache.config import TrainConfig
 from fedcache.errors import StoreError, UsageError
 from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.context import Ctx
@@ -36,20 +37,27 @@ from fedcache.store.samples import Samples
 from fedcache.tables.splits import TEST
 
 
-def check_base_to_new(method: Method, settings: Mapping[str, Value], *, one_store: bool) -> None:
-    """Raise UsageError for a method that cannot score new classes, and unless the rows are those of one store."""
+def check_base_to_new(
+    method: Method, settings: Mapping[str, Value], config: TrainConfig, *, one_store: bool
+) -> None:
+    """Raise UsageError if new classes are requested of a method that cannot score them, or without one store."""
+    if config.transfer:
+        option = "--transfer"
+    elif config.base_classes is not None:
+        option = "--base-classes"
+    else:
+        return
     if not generalises(method, settings):
         suited = [m.name for m in METHODS.values() if generalises(m, m.resolve())]
         listed = ", ".join(suited)
         raise UsageError(
-            "--base-classes needs one global model that scores classes without training rows by their texts. "
+            f"{option} needs one global model that scores classes without training rows by their texts. "
             f"{method.name} with these settings has no such model.",
             f"Methods with such a model: {listed}.",
         )
     if not one_store:
         raise UsageError(
-            "--base-classes assigns the rows of the base classes to clients, but with client stores or sites, the "
-            "rows of each client are fixed.",
+            f"{option} cannot be combined with client stores or sites.",
             "Train on one store with the rows of all clients.",
         )
 
@@ -125,17 +133,10 @@ def split_data(
 ) -> tuple[Data, NewClasses]:
     """The data of the first ``base`` classes, in which other rows have no label, and the new classes.
 
-    The test rows of new classes are those of the test split, or all of their rows if the store has no test split.
-    ``domains`` are those of the run; () for all. Raises StoreError if the new classes have no test rows.
+    The test rows are ``rows_to_test``. ``domains`` are those of the run; () for all. Raises StoreError if the new
+    classes have no test rows.
     """
-    readable = samples.ok == 1
-    if domains:
-        names = np.array(samples.domains)[samples.domain]
-        readable &= np.isin(names, domains)
-    new = readable & (samples.label >= base)
-    if (readable & (samples.split == TEST)).any():
-        new &= samples.split == TEST
-    rows = np.flatnonzero(new)
+    rows = rows_to_test(samples, base, domains)
     if not len(rows):
         raise StoreError(
             "The new classes have no test rows.", "Use another number of --base-classes."
@@ -152,6 +153,21 @@ def split_data(
     return kept, found
 
 
+def rows_to_test(samples: Samples, first: int, domains: Sequence[str]) -> NDArray[np.int64]:
+    """The test rows of classes from the number ``first`` on; all of their rows if the store has no test split.
+
+    ``domains`` as in ``split_data``.
+    """
+    readable = samples.ok == 1
+    if domains:
+        names = np.array(samples.domains)[samples.domain]
+        readable &= np.isin(names, domains)
+    tested = readable & (samples.label >= first)
+    if (readable & (samples.split == TEST)).any():
+        tested &= samples.split == TEST
+    return np.flatnonzero(tested)
+
+
 def base_to_new(run: TrainingRun, out: TrainingOutput, new: NewClasses) -> dict[str, Any]:
     """Accuracies as fractions, ``base``, ``new``, ``harmonic_mean``, and ``new_rows``, test rows of new classes.
 
@@ -160,14 +176,9 @@ def base_to_new(run: TrainingRun, out: TrainingOutput, new: NewClasses) -> dict[
         out: of the run, with one global model.
         new: the other classes.
     """
-    model = out.deployed(None)
     base = out.evaluation.global_accuracy
-    assert model is not None
-    ctx = with_new_classes(model.ctx, new)
-    with torch.no_grad():
-        down = model.method.deploy(out.broadcast(), {}, model.data, ctx)
     none_absent = torch.zeros(new.classes, dtype=torch.bool)
-    predicted = predictions(replace(model, down=down, ctx=ctx), run, new.rows, none_absent)
+    predicted = predictions(deployed_to(out, new), run, new.rows, none_absent)
     accuracy = float((predicted == new.label).mean())
     return {
         "base": base,
@@ -175,6 +186,16 @@ def base_to_new(run: TrainingRun, out: TrainingOutput, new: NewClasses) -> dict[
         "harmonic_mean": harmonic_mean(base, accuracy),
         "new_rows": len(new.rows),
     }
+
+
+def deployed_to(out: TrainingOutput, new: NewClasses) -> DeployedModel:
+    """The global model of a run with the texts of new classes."""
+    model = out.deployed(None)
+    assert model is not None
+    ctx = with_new_classes(model.ctx, new)
+    with torch.no_grad():
+        down = model.method.deploy(out.broadcast(), {}, model.data, ctx)
+    return replace(model, down=down, ctx=ctx)
 
 
 def with_new_classes(ctx: Ctx, new: NewClasses) -> Ctx:

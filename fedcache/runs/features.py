@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -87,6 +87,13 @@ class NewClasses:
     classes: int
     text: Tensor | None  # [C, D] text features; None for a method that reads none
     names: tuple[str, ...]  # in the spelling of prompts; () for a method without live encoders
+
+
+class Target(NamedTuple):
+    """A dataset on which a run is not trained, but scored (``--transfer``)."""
+
+    store: Store
+    new: NewClasses  # its labelled test rows and classes
 
 
 @dataclass(frozen=True)
@@ -392,6 +399,7 @@ class RunInputs:
     choices: Record = field(default_factory=dict)
     # of the privacy that runs spend; None if no private run is allowed
     ledger: Path | None = None
+    targets: tuple[Target, ...] = ()  # of ``--transfer``
 
     @property
     def data(self) -> Data:

@@ -139,6 +139,7 @@ from fedcache.runs.spec import (
     parse_seeds,
     setting_notes,
 )
+from fedcache.runs.transfer import digests_of_targets, open_targets, transfer
 from fedcache.store.files import (
     digest_of,
     file_sha256,
@@ -375,20 +376,14 @@ class KeptModels:
             drop_unless_requested(old_path, old_digest)
 
 
-def save_seed(
-    run: Path,
+def facts_of_seed(
     inputs: RunInputs,
     spec: ResolvedRun,
     identity: Identity,
     out: TrainingOutput,
-    kept: KeptModels,
     temperature: float | None,
-) -> tuple[bool, list[str]]:
-    """Write the models of a seed that has just ended.
-
-    Returns whether any model was written, and notes on models that were not. ``temperature`` is that of
-    ``models.calibrate``. Raises UsageError for a client to save that the run does not have.
-    """
+) -> ModelFacts:
+    """The description of the models of a seed that has just ended; ``temperature`` is that of ``models.calibrate``."""
     data = inputs.data
     features = inputs.features
     # A model with live encoders reads images: its first backbone is the encoder.
@@ -397,7 +392,7 @@ def save_seed(
     if data.towers is not None:
         template = data.towers.template
         encoder = 0
-    facts = ModelFacts(
+    return ModelFacts(
         run=identity.digest,
         seed=out.seed,
         dataset=str(inputs.dataset["slug"]),
@@ -423,6 +418,21 @@ def save_seed(
         computed=computed_as(features.how),
         temperature=temperature,
     )
+
+
+def save_seed(
+    run: Path,
+    inputs: RunInputs,
+    spec: ResolvedRun,
+    facts: ModelFacts,
+    out: TrainingOutput,
+    kept: KeptModels,
+) -> tuple[bool, list[str]]:
+    """Write the models of a seed that has just ended, whose description is ``facts``.
+
+    Returns whether any model was written, and notes on models that were not. Raises UsageError for a client to save
+    that the run does not have.
+    """
     clients = kept.clients
     notes = []
     if spec.trust.protects and facts.personal:
@@ -432,7 +442,7 @@ def save_seed(
             "Personal models are not saved, because epsilon does not cover personal models."
         )
     try:
-        collected = collect(out, facts, data, features.scaling, clients)
+        collected = collect(out, facts, inputs.data, inputs.features.scaling, clients)
     except UsageError as error:
         # A client that the user named must be saved; otherwise, a note is enough.
         if kept.clients not in (None, "all", "none"):
@@ -753,8 +763,7 @@ def prepare_run(
     """
     method = method or named_method(config)
     settings = hyperparameters(method, config)
-    if config.base_classes is not None:
-        check_base_to_new(method, settings, one_store=isinstance(source, StoreRows))
+    check_base_to_new(method, settings, config, one_store=isinstance(source, StoreRows))
     seeds = parse_seeds(config.seeds)
     began = time.perf_counter()
     extract_seconds = source.open(method, settings)
@@ -770,6 +779,7 @@ def prepare_run(
     # Text features must come from the same weights as the image features.
     if features.data.text is not None and isinstance(source, OneStore):
         check_text(source.store, features.arrays[0])
+    targets = open_targets(config.transfer, method, settings, features, Home.from_environment())
     domains, classes = source.names()
     load_seconds = time.perf_counter() - began - extract_seconds
     return RunInputs(
@@ -787,6 +797,7 @@ def prepare_run(
         choices=source.choices(features.arrays),
         seconds={"extract": extract_seconds, "load": load_seconds},
         ledger=ledger,
+        targets=targets,
     )
 
 
@@ -872,7 +883,7 @@ def open_run(
     """
     identity = Identity(
         _identity_of_config(spec),
-        inputs.features.digests,
+        (*inputs.features.digests, *digests_of_targets(inputs.targets)),
         str(inputs.dataset["digest"]),
         _identity_of_partition(inputs),
         code_with_plugins(code_of(inputs.method), spec.plugins),
@@ -1240,15 +1251,12 @@ class OpenRun:
         temperature = None
         if inputs is None:
             temperature = _add_scores(self.inputs, self.spec, outcome, result, calibrated=wanted)
+        facts = facts_of_seed(self.inputs, self.spec, self.identity, outcome, temperature)
+        if self.inputs.targets:
+            result.transfer = transfer(outcome, facts, self.inputs.features, self.inputs.targets)
         if wanted:
             result.model, notes = save_seed(
-                self.directory.path,
-                self.inputs,
-                self.spec,
-                self.identity,
-                outcome,
-                kept,
-                temperature,
+                self.directory.path, self.inputs, self.spec, facts, outcome, kept
             )
             for note in dict.fromkeys(notes):
                 self.events.observer.note(note)
@@ -1334,10 +1342,13 @@ def _owning_runs(runs: Sequence[OpenRun]) -> AbstractContextManager[None]:
 def _check_new_classes(runs: Sequence[OpenRun]) -> None:
     """Raise UsageError, before anything is trained, for names of new classes that a method cannot use."""
     for run in runs:
-        new = run.inputs.features.new_classes
-        if new is not None:
-            training = training_run(run.inputs, run.spec, run.spec.seeds[0])
-            check_new_classes(training, run.inputs.settings, new)
+        inputs = run.inputs
+        every = [target.new for target in inputs.targets]
+        if inputs.features.new_classes is not None:
+            every.append(inputs.features.new_classes)
+        for new in every:
+            training = training_run(inputs, run.spec, run.spec.seeds[0])
+            check_new_classes(training, inputs.settings, new)
 
 
 def train_seeds(

@@ -87,6 +87,7 @@ class SeedResult:
     client_prior: dict[str, float] | None = None  # accuracy without and with the client prior
     stages: Facts | None = None  # ``stage_scores``; None for a single stage
     base_to_new: dict[str, Any] | None = None  # as ``base_to_new``; None if the run has all classes
+    transfer: dict[str, float] | None = None  # as ``transfer``; None without other datasets
     # how often each test row was classified correctly; None if the rows are secret or too many
     test_rows: TestRows | None = None
     partition: Facts = field(default_factory=dict)  # its ``partition_facts``
@@ -436,6 +437,9 @@ def _accuracy(seeds: Sequence[SeedResult], clients: ClientColumns | None, drawn:
             "harmonic_mean": harmonic_mean(base, new),
             "per_seed": generalised,
         }
+    transferred = [seed.transfer for seed in seeds if seed.transfer is not None]
+    if transferred:
+        section["transfer"] = {**_means(transferred), "per_seed": transferred}
     return section
 
 

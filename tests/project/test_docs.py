@@ -161,6 +161,7 @@ def test_the_result_format_names_every_key_of_a_result(tmp_path):
         "accuracy.client_prior",
         "accuracy.stages",
         "accuracy.base_to_new",
+        "accuracy.transfer",
         "trust",
         "participants",
         "timing",

@@ -219,7 +219,7 @@ def test_a_partition_of_the_base_classes_gives_the_same_run_and_another_one_is_r
         ("solo --set init=text", "solo with these settings has no such model"),
         ("promptfl --set csc=true", "promptfl with these settings has no such model"),
         ("clip-zs --base-classes 6", "there are 6 classes"),
-        ("clip-zs --clients-from shards", "the rows of each client are fixed"),
+        ("clip-zs --clients-from shards", "cannot be combined with client stores"),
     ],
 )
 def test_what_cannot_score_new_classes_is_refused_by_name(store, words, said):
