@@ -29,7 +29,8 @@ DTYPES = ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "u
 """Legal types of a tensor in a message."""
 
 MOST_BYTES = (1 << 31) - 1
-"""Limit in bytes for the tensors of a message, including copies and zero rows; Flower allows no larger message."""
+"""Limit in bytes for the tensors of an unpacked message: equal tensors and rows of zeros count too, although they are
+not sent. Flower allows no larger message."""
 
 
 SITE_EXITS = (Exit.USAGE, Exit.STORE, Exit.CORRUPT, Exit.ENVIRONMENT, Exit.FEDERATED)
@@ -102,7 +103,8 @@ def unpack(packed: PackedMessage) -> SiteMessage:
     """The inverse of ``pack``, for bytes from an untrusted sender. Raises MalformedError for any fault."""
     try:
         words: Facts = json.loads(packed.words)
-        entries = words.pop("trees")  # only a dict has a pop that takes a text
+        # Raises for JSON that is not an object, because only a dict can remove a key.
+        entries = words.pop("trees")
         made = []
         total = 0
         for entry in entries:
@@ -174,7 +176,8 @@ def _values(raw: RawTensor, rows: RawTensor | None, shape: tuple[int, ...]) -> n
             raise MalformedError(f"a tensor has shape {values.shape}, but its header says {shape}")
         return values
     sent = _array(rows)
-    count = 0  # ``pack`` sends a tensor with fewer than two axes whole, without numbers of rows
+    # Numbers of rows are possible only with two axes or more; ``pack`` sends other tensors whole.
+    count = 0
     if len(shape) > 1:
         count = math.prod(shape[:-1])
     sound = sent.ndim == 1 and sent.dtype == np.int32
