@@ -1536,9 +1536,11 @@ def personalise(
         rounds = 0
     try:
         state = method.enter(down, data, ctx)
+        # The server's tensors stay as they are, so the client's own tensors are trained beside these.
+        training = replace(ctx, frozen=frozenset(down.keys() - state.keys()))
         for number_of_round in range(rounds):
             each_round()
-            state, _ = method.fit(down, state, data, at_round(ctx, number_of_round))
+            state, _ = method.fit(down, state, data, at_round(training, number_of_round))
         deployed = down
         if method.deploy is not keep_down:
             # A probe would be trained on the labelled rows of all clients.

@@ -369,6 +369,7 @@ class Ctx:
     rng: ClientRng  # draws
     ids: tuple[int, ...]  # numbers of the clients, or of the round's uploads in ``aggregate``
     round: int  # 0-based
+    frozen: frozenset[str] = frozenset()  # names of tensors that no optimiser step changes
 
     @cached_property
     def text(self) -> Tensor:

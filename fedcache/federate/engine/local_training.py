@@ -84,6 +84,11 @@ def step(p: Tree, names: Sequence[str], grads: Sequence[Tensor], ctx: Ctx) -> No
         grads: one per name.
         ctx: reads ``opt``, ``lr``, ``wd`` and ``momentum`` (used by SGD only), and declared constants of Adam.
     """
+    if ctx.frozen:
+        grads = [g for n, g in zip(names, grads, strict=True) if n not in ctx.frozen]
+        names = [n for n in names if n not in ctx.frozen]
+        if not names:
+            return
     params = [p[n] for n in names]
     # First moments of the gradients: the momentum of SGD.
     first = [p[f"opt/m/{n}"] for n in names]

@@ -71,7 +71,9 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     epochs = ctx.count("epochs")
     if ctx.hp["personal_epochs"] is not None:
         epochs = ctx.count("personal_epochs")
-    v = train(personal(state), model.trained(ctx.hp), epochs, loss, down, data, ctx)
+    # v_i has the names of w, and is trained even if w is frozen.
+    of_v = replace(ctx, frozen=frozenset())
+    v = train(personal(state), model.trained(ctx.hp), epochs, loss, down, data, of_v)
     own = {OWN + k: t for k, t in v.items()}
     return select({**kept, **own}, state), up
 
