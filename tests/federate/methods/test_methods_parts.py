@@ -15,25 +15,6 @@ from fedcache.federate.methods import METHODS
 STEP = set_to("lr=0.05 batch=16 dim=8 bn=false z_norm=l2")
 
 
-@pytest.mark.parametrize(
-    ("name", "shared"), [("fedper", {"P.W", "P.b"}), ("lg-fedavg", {"Q.W", "Q.b"})]
-)
-def test_one_part_is_the_mean_and_the_other_stays(name, shared):
-    data, clients = federation()
-    out = go_all(name, STEP, rounds=1)
-    assert set(out.server) == shared
-    n = np.array([len(c.train) for c in clients], float)
-    parts = [go_all(name, STEP, data, [c], rounds=1) for c in clients]
-    for k in shared:
-        mean = sum(ni * part.server[k] for ni, part in zip(n / n.sum(), parts, strict=True))
-        assert gap(out.server[k], mean) < 1e-12
-    for i, part in enumerate(parts):
-        own = part.states[0]
-        assert own
-        assert not shared & set(own)
-        assert gap(out.states[i], own) < 1e-12
-
-
 def test_the_classifier_of_fedbabu_never_changes():
     first = go_all("fedavg", STEP, rounds=1).server
     out = go("fedbabu", STEP, rounds=3)

@@ -59,66 +59,42 @@ def test_classifiers_start_alike_or_each_on_its_own():  # D-11; P is shared eith
     assert gap(fedavg, shared.server | shared.states[0]) < 1e-15
 
 
-@pytest.mark.parametrize("opt", ["sgd", "adam"])
-def test_fedrep_is_two_phases_of_torch(opt):
-    # An independent reference: torch.nn, a fresh torch.optim per phase, a loop over clients.
+@pytest.mark.parametrize(
+    ("name", "opt", "shared"),
+    [
+        ("fedrep", "sgd", "P"),
+        ("fedrep", "adam", "P"),
+        ("fedper", "sgd", "P"),
+        ("lg-fedavg", "sgd", "Q"),
+    ],
+)
+def test_fedalt_is_fedrep_and_fedsim_is_fedper(name, opt, shared):  # D-112
+    # One combined model whose parts are frozen in turn (FedAlt) or not (FedSim), with a fresh optimiser of torch for
+    # each phase; the server's SGD of rate 1 takes the mean difference. This is how the released code is written.
+    # LG-FedAvg is FedSim with the other part shared.
     data, clients = federation(sizes=(20, 33, 7))
-    settings = {**set_to("lr=0.02 wd=1e-3 batch=16 dim=5 e_h=2 e_b=2 bn=false"), "opt": opt}
-    start = go_all("fedrep", {**settings, "e_h": 0, "e_b": 0}, data, clients, rounds=1)
-    out = go_all("fedrep", settings, data, clients, rounds=2)
-    P = torch.nn.Linear(11, 5).double()
-    P.load_state_dict({"weight": start.server["P.W"], "bias": start.server["P.b"]})
-    heads = {i: torch.nn.Linear(5, 6).double() for i in range(3)}
-    for i, Q in heads.items():
-        Q.load_state_dict({"weight": start.states[i]["Q.W"], "bias": start.states[i]["Q.b"]})
-    for r in range(2):
-        uploads = []
-        for i, c in enumerate(clients):
-            body = torch.nn.Linear(11, 5).double()
-            body.load_state_dict(P.state_dict())
-            for part, purpose in ((heads[i], "head"), (body, "batch")):
-                solver = (
-                    torch.optim.Adam(part.parameters(), lr=0.02, weight_decay=1e-3)
-                    if opt == "adam"
-                    else torch.optim.SGD(
-                        part.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-3
-                    )
-                )
-                for epoch in range(2):
-                    for rows in batches_of(c, 0, r, epoch, purpose):
-                        u = heads[i](torch.relu(body(data.x[rows, 0])))
-                        solver.zero_grad()
-                        torch.nn.functional.cross_entropy(u, data.y[rows]).backward()
-                        solver.step()
-            uploads.append(body.state_dict())
-        P.load_state_dict(mean_of(uploads, [20, 33, 7]))
-    assert gap(out.server, {"P.W": P.weight.detach(), "P.b": P.bias.detach()}) < 1e-12
-    for i, Q in heads.items():
-        assert gap(out.states[i], {"Q.W": Q.weight.detach(), "Q.b": Q.bias.detach()}) < 1e-12
-
-
-@pytest.mark.parametrize("name", ["fedrep", "fedper"])
-def test_fedalt_is_fedrep_and_fedsim_is_fedper(name):  # D-112
-    # One combined model whose parts are frozen in turn (FedAlt) or not (FedSim); the server's SGD of rate 1 takes the
-    # mean difference. This is how the released code is written.
-    data, clients = federation(sizes=(20, 33, 7))
-    epochs = {"fedrep": {"e_h": 2, "e_b": 2}, "fedper": {"epochs": 2}}[name]
-    settings = set_to("opt=sgd momentum=0.0 wd=0.0 lr=0.05 batch=16 dim=5 bn=false") | epochs
+    epochs = {"fedrep": {"e_h": 2, "e_b": 2}}.get(name, {"epochs": 2})
+    settings = set_to("lr=0.02 wd=1e-3 batch=16 dim=5 bn=false") | epochs | {"opt": opt}
     start = go_all(name, settings | dict.fromkeys(epochs, 0), data, clients, rounds=1)
     out = go_all(name, settings, data, clients, rounds=3)
-    phases = {"fedrep": [("Q", "head"), ("P", "batch")], "fedper": [("PQ", "batch")]}[name]
-    shared = {k: torch.nn.Parameter(t.clone()) for k, t in start.server.items()}
+    assert {k[0] for k in start.server} == {shared}
+    how = {"lr": 0.02, "weight_decay": 1e-3}
+    phases = {"fedrep": [("Q", "head"), ("P", "batch")]}.get(name, [("PQ", "batch")])
+    mean = {k: torch.nn.Parameter(t.clone()) for k, t in start.server.items()}
     personal = {i: dict(start.states[i]) for i in range(3)}
-    server = torch.optim.SGD(shared.values(), lr=1.0)
+    server = torch.optim.SGD(mean.values(), lr=1.0)
     for r in range(3):
-        for p in shared.values():
+        for p in mean.values():
             p.grad = torch.zeros_like(p)
         for i, c in enumerate(clients):
-            whole = {k: p.detach().clone() for k, p in shared.items()} | personal[i]
+            whole = {k: p.detach().clone() for k, p in mean.items()} | personal[i]
             for parts, purpose in phases:
                 for k, t in whole.items():
                     t.requires_grad_(k[0] in parts)
-                solver = torch.optim.SGD([t for t in whole.values() if t.requires_grad], lr=0.05)
+                trained = [t for t in whole.values() if t.requires_grad]
+                solver = torch.optim.SGD(trained, momentum=0.9, **how)
+                if opt == "adam":
+                    solver = torch.optim.Adam(trained, **how)
                 for epoch in range(2):
                     for rows in batches_of(c, 0, r, epoch, purpose):
                         z = torch.relu(data.x[rows, 0] @ whole["P.W"].T + whole["P.b"])
@@ -128,10 +104,10 @@ def test_fedalt_is_fedrep_and_fedsim_is_fedper(name):  # D-112
                         solver.step()
             whole = {k: t.detach() for k, t in whole.items()}
             personal[i] = {k: whole[k] for k in personal[i]}
-            for k, p in shared.items():
+            for k, p in mean.items():
                 p.grad += len(c.train) / 60 * (p.detach() - whole[k])
         server.step()
-    assert gap(out.server, {k: p.detach() for k, p in shared.items()}) < 1e-12
+    assert gap(out.server, {k: p.detach() for k, p in mean.items()}) < 1e-12
     assert gap(out.states, personal) < 1e-12
     assert server_gap(out, start) > 1e-3
 
