@@ -16,6 +16,9 @@ LIMITS = rows_of(
     fedprox-simclr | mu=0.0           | mu=0.5           | fedavg-simclr |
     fedproto       | lambda_proto=0.0 | lambda_proto=1.0 | solo          | dim=8
     pfedprompt     | a=0.0            | a=500.0          | promptfl      | lr=0.01
+    promptfolio    | theta=0.0        | theta=0.4        | promptfl      | lr=0.02
+    kgcoop         | kg_weight=0.0    |                  | promptfl      | ctx_init=words lr=0.02
+    prograd        | prograd_weight=0.0 |                | promptfl      | ctx_init=words lr=0.02
     tip-local      | a=0.0            | a=500.0          | clip-zs       |
     fed-tip-proto  | a=0.0            | a=500.0          | clip-zs       |
     fedavgm        | server_momentum=0.0 |               | fedavg | opt=sgd head=linear lr=0.01 wd=1e-4

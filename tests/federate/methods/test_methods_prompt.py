@@ -11,6 +11,7 @@ from federation import federation, fitted, gap, go, go_all, keeps, server_gap
 from reference_steps import gradient
 from refusal import refused
 from setting_lines import chosen, set_to
+from test_methods_prompt_guided import class_features
 from torch.nn.functional import cross_entropy, normalize
 
 from fedcache.federate.engine.client_data import stack_clients
@@ -18,7 +19,7 @@ from fedcache.federate.engine.context import ClientRng, Ctx, RunConstants
 from fedcache.federate.methods import METHODS, atpfl, promptfl, tpfl
 from fedcache.federate.methods.common import prompts
 from fedcache.heads.prompt import border, canvas, l_aug, slots, square
-from fedcache.testing.towers import SIDES, E, L, TinyTowers
+from fedcache.testing.towers import SIDES, E, TinyTowers
 
 LIVE = ("promptfl", "tpfl", "atpfl", "local-prompt")
 FEW = set_to("n_ctx=2 batch=16 epochs=1")
@@ -95,32 +96,6 @@ def test_tpfl_without_a_visual_prompt_is_promptfl_on_live_features_bit_for_bit(s
     assert np.array_equal(a.evaluation.predictions, b.evaluation.predictions)
     still = go("tpfl", {**shared, "vp_size": 0, "lr": 0.0}, pixels, clients, dtype=torch.float32)
     assert server_gap(a, still) > 1e-3
-
-
-@pytest.mark.parametrize("csc", [False, True])  # vectors of all classes, or of each its own
-def test_one_client_is_coop_by_torchs_own_adam(csc):  # T-T3
-    data, clients = one_client("promptfl")
-    settings = {
-        **set_to("n_ctx=3 batch=64 epochs=2 lr=0.02 sched_unit=none reset_opt=false"),
-        "csc": csc,
-    }
-    out = go_all("promptfl", settings, data, clients)
-    start = go_all("promptfl", {**settings, "lr": 0.0}, data, clients, rounds=1).server["ctx"]
-    v = start.clone().requires_grad_()
-    solver = torch.optim.Adam([v], lr=0.02)
-    tokens, end = data.towers.text.embed([n + "!" for n in data.names])
-    x = data.x[clients[0].train, 0]
-    y = data.y[clients[0].train]
-    for _ in range(6):  # 3 rounds of 2 epochs, one batch each
-        vectors = v.expand(6, 3, E)
-        prompt = torch.stack(
-            [torch.cat([t[:1], own, t[1 : L - 3]]) for t, own in zip(tokens, vectors, strict=True)]
-        )
-        solver.zero_grad()
-        cross_entropy(100 * x @ data.towers.text.encode(prompt, end + 3).T, y).backward()
-        solver.step()
-    assert gap(out.server["ctx"], v.detach()) < 1e-10
-    assert gap(out.server["ctx"], start) > 0.05
 
 
 def test_a_prompt_that_does_not_fit_names_the_class_and_the_numbers():
@@ -242,12 +217,10 @@ def test_a_step_of_atpfl_is_a_step_of_eq_5(settings):
     places = square(*SIDES, 1) if "vp_template" in settings else border(*SIDES, 1)
 
     def features(p):
-        tokens, end = data.towers.text.embed([n + "!" for n in data.names])
-        prompt = torch.stack([torch.cat([t[:1], p["ctx"], t[1 : L - 2]]) for t in tokens])
         pixels = data.towers.image.normalise(x.view(-1, *SIDES, 3))
         if "v" in p:
             pixels = pixels + canvas(p["v"], places, *SIDES)
-        return data.towers.image.encode(pixels), data.towers.text.encode(prompt, end + 2)
+        return data.towers.image.encode(pixels), class_features(data, p["ctx"])
 
     (z_g, t_g), (z_p, t_p) = features(down), features(prev)
     mu = float(ctx.number("mu_aug"))

@@ -1,9 +1,11 @@
 """Prompts of which a part stays with the client: PromptFolio and FedPGP, compared with torch's own optimiser."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
-from federation import federation, fitted, gap, go_all, server_gap
+from federation import federation, fitted, gap, go_all
 from setting_lines import set_to
 from test_methods_prompt_guided import class_features, of_template
 from torch.nn.functional import cosine_similarity, cross_entropy
@@ -57,55 +59,53 @@ def scored(out, data, clients, features):
 
 
 def mixed(data, p, theta):
+    """PromptFolio's class features: those of the shared and of the own prompt, mixed."""
     return (1 - theta) * class_features(data, p["ctx"]) + theta * class_features(data, p["own"])
 
 
-@pytest.mark.parametrize("theta", [0.4, 1.0])
-def test_promptfolio_is_its_formula_by_torchs_own_adam(theta, two):
-    def objective(data, x, y, p):
-        return cross_entropy(100 * x @ mixed(data, p, theta).T, y)
+def adapted(data, p, mu):
+    """FedPGP's class features: those of the shared prompt and an own matrix of low rank."""
+    return class_features(data, p["ctx"] + p["U"] @ p["V"])
 
-    out = go_all("promptfolio", {**TRAINING, "theta": theta}, *two)
-    start = first("promptfolio", two)
-    assert gap(start["ctx"], start["own"]) > 0.01
-    shared, own = by_hand(two, start, objective)
+
+def of_promptfolio(data, x, y, p, theta):
+    return cross_entropy(100 * x @ mixed(data, p, theta).T, y)
+
+
+def of_fedpgp(data, x, y, p, mu):
+    t = adapted(data, p, mu)
+    shared = class_features(data, p["ctx"])
+    near = cosine_similarity(shared, of_template(data), dim=1)
+    pairs = torch.stack([near, cosine_similarity(shared, t, dim=1)], 1) / 0.5
+    kept = cross_entropy(pairs, torch.zeros(len(t), dtype=torch.int64))
+    return cross_entropy(100 * x @ t.T, y) + mu * kept
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "features", "objective"),
+    [
+        *(("promptfolio", "theta", v, mixed, of_promptfolio) for v in (0.0, 0.4, 1.0)),
+        *(("fedpgp", "mu", v, adapted, of_fedpgp) for v in (1.0, 0.0)),
+    ],
+)
+def test_a_personal_prompt_is_its_formula_by_torchs_own_adam(
+    name, key, value, features, objective, two
+):
+    out = go_all(name, {**TRAINING, key: value}, *two)
+    start = first(name, two)
+    shared, own = by_hand(two, start, partial(objective, **{key: value}))
     assert gap(out.server["ctx"], shared) < 1e-10
-    assert (gap(shared, start["ctx"]) > 0.01) == (theta < 1)
-    for state, tensors in zip(out.states.values(), own, strict=True):
-        assert gap(state["own"], tensors["own"]) < 1e-10
-    assert gap(own[0]["own"], own[1]["own"]) > 0.01
-    assert out.protocol == "personalised"
-    scored(out, *two, [mixed(two[0], {"ctx": shared, **p}, theta) for p in own])
-
-
-def test_without_own_prompts_it_is_promptfl(two):
-    plain = go_all("promptfl", TRAINING, *two)
-    out = go_all("promptfolio", {**TRAINING, "theta": 0.0}, *two)
-    assert server_gap(out, plain) == 0.0
-    assert gap(out.states[0]["own"], first("promptfolio", two)["own"]) == 0.0
-    assert np.array_equal(out.evaluation.predictions, plain.evaluation.predictions)
-
-
-@pytest.mark.parametrize("mu", [1.0, 0.0])
-def test_fedpgp_is_its_formula_by_torchs_own_adam(mu, two):
-    def personal(data, p):
-        return class_features(data, p["ctx"] + p["U"] @ p["V"])
-
-    def objective(data, x, y, p):
-        t = personal(data, p)
-        shared = class_features(data, p["ctx"])
-        near = cosine_similarity(shared, of_template(data), dim=1)
-        pairs = torch.stack([near, cosine_similarity(shared, t, dim=1)], 1) / 0.5
-        kept = cross_entropy(pairs, torch.zeros(len(t), dtype=torch.int64))
-        return cross_entropy(100 * x @ t.T, y) + mu * kept
-
-    out = go_all("fedpgp", {**TRAINING, "mu": mu}, *two)
-    start = first("fedpgp", two)
-    assert start["U"].shape == (3, 4)
-    shared, own = by_hand(two, start, objective)
-    assert gap(out.server["ctx"], shared) < 1e-10
-    assert gap(shared, start["ctx"]) > 0.01
+    # With a share of one the own prompt alone is trained, and with none the shared one.
+    share = {"promptfolio": value}.get(name, 0.5)
+    assert (gap(shared, start["ctx"]) > 0.01) == (share < 1)
+    assert (gap(own[0], own[1]) > 0.01) == (share > 0)
     for state, tensors in zip(out.states.values(), own, strict=True):
         assert gap({k: state[k] for k in tensors}, tensors) < 1e-10
-    assert gap(own[0], own[1]) > 0.01
-    scored(out, *two, [personal(two[0], {"ctx": shared, **p}) for p in own])
+    assert out.protocol == "personalised"
+    scored(out, *two, [features(two[0], {"ctx": shared, **p}, value) for p in own])
+
+
+def test_the_own_parts_begin_apart_from_the_shared_prompt(two):
+    folio = first("promptfolio", two)
+    assert gap(folio["ctx"], folio["own"]) > 0.01
+    assert first("fedpgp", two)["U"].shape == (3, 4)
