@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from federation import Rows, go_all
-from float64 import eye, normal
+from float64 import normal
 from hypothesis import strategies as st
 from pooled_rows import DATA, MEANS, POOL, X, Y, any_partition, parts
 from refusal import training_error
@@ -146,26 +146,11 @@ def wide_digits():
 
 
 @pytest.mark.parametrize("rows", [200, 600, 1200])
-def test_copies_of_two_percent_of_the_rows_move_the_accuracy_by_at_most_a_point(rows):
-    x, y, order = wide_digits()
-    train = order[:rows]
-    test = order[1200:]
-
-    def accuracy(chosen):
-        z = torch.from_numpy(x[chosen])
-        known = spectrum(z.mT @ z, z.mT @ eye(10)[y[chosen]])
-        ridge = best_ridge(known, len(chosen), len(chosen)).ridge
-        weights = known["vectors"] @ (known["target"] / (known["values"] + ridge).unsqueeze(-1))
-        return float(((torch.from_numpy(x[test]) @ weights).argmax(1).numpy() == y[test]).mean())
-
-    assert abs(accuracy(np.concatenate([train, train[: rows // 50]])) - accuracy(train)) <= 0.01
-
-
-@pytest.mark.parametrize("rows", [200, 600])
 @pytest.mark.parametrize(
-    ("name", "chosen"), [("fed3r-prior", AUTO), ("fedcgs", {}), ("gh-ofl", LDA)]
+    ("name", "chosen"),
+    [("fed3r", AUTO), ("fed3r-prior", AUTO), ("fedcgs", {}), ("gh-ofl", LDA)],
 )
-def test_so_do_copies_in_other_methods(name, chosen, rows):
+def test_copies_of_two_percent_of_the_rows_move_the_accuracy_by_at_most_a_point(name, chosen, rows):
     x, y, order = wide_digits()
     z = normalize(torch.from_numpy(x)[:, None], dim=-1)
     test = order[1200:]
