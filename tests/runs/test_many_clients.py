@@ -160,6 +160,7 @@ def test_who_takes_part_is_part_of_a_run_and_of_the_configuration_that_runs_it_a
         (f"--method fedrep --participation {M + 1}", "--participation"),
         ("--availability 1.5", "--availability 1.5"),
         ("--clusters-per-round 2", "--clusters-per-round"),
+        ("--client-clusters 2.5", "--client-clusters 2.5"),
         ("--client-clusters 3 --clusters-per-round 4", "3 clusters"),
         ("--client-clusters 3 --dp-clip 1 --dp-noise 1", "--client-clusters"),
     ],

@@ -64,12 +64,6 @@ def test_nothing_extracted_brings_tower_and_images(tmp_path):
     assert done["backbones"] == ["glyph-clip", "pixels"]
 
 
-def test_a_prompt_of_the_templates_words_starts_at_zero_shot(store):
-    zero = data_of("train --method clip-zs --scheme iid --clients 2")["accuracy"]
-    start = data_of(f"train --method promptfl {IID} --set ctx_init=words --set epochs=0")
-    assert start["accuracy"]["per_client"] == zero["per_client"]
-
-
 @pytest.mark.slow
 def test_methods_that_ask_the_text_tower_train_and_predict(store):
     for words, whose in (

@@ -41,22 +41,6 @@ def test_rules_are_swept_and_rejections_are_counted_and_named():
     must_fail_training("--on-bad-update reject", f"train --method fedavg {WORDS} --attack nan:0.2")
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("--aggregate medain", "median"),
-        ("--aggregate krum --byzantine 0.4", "at least"),
-        ("--byzantine 0.5", "--byzantine"),
-        ("--max-row-norm 5", "--max-row-norm"),
-        ("--dp-clip 1", "--dp-noise"),
-        ("--dp-clip 1 --dp-noise 0 --aggregate median", "--dp-clip"),
-        ("--method fedpcl --aggregate median", "--aggregate"),
-    ],
-)
-def test_wrong_words_are_answered(words, said):
-    must_fail(said, f"train --method fedavg {WORDS} {words}")
-
-
 def test_privacy_is_accounted_or_refused(monkeypatch):
     words = f"train --method fedavg {WORDS} --dp-clip 1 --dp-noise 1 --dp-allow evaluation"
     with monkeypatch.context() as patched:

@@ -325,10 +325,6 @@ def test_half_normal_durations_are_those_of_a_client_and_a_round():
     assert last([7], 1) != [drawn[7]]
 
 
-def test_a_server_steps_after_one_update_or_more():
-    refused(lambda: parse_timing(0, 1.0, 0.5, "equal"), "--asynchronous 0")
-
-
 def test_the_draws_of_a_step_are_numbered_and_no_client_of_its_buffer_begins_again():
     # Two at a time of six, K = 3; client c takes 1 + c, and the first that is free begins.
     #   t = 0  0 (until 1) and 1 (until 2) begin;  t = 1  0 arrives, 2 (until 4) begins;  t = 2  1 arrives, 3 (until 6)

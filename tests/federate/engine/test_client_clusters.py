@@ -157,25 +157,6 @@ def test_a_file_that_says_something_else_is_parsed_again(tmp_path):
         assert parse_clusters(str(path), 1).count == count
 
 
-@pytest.mark.parametrize(
-    ("count", "each", "named"),
-    [
-        ("2.5", 1, "--client-clusters 2.5"),
-        ("3", 4, "--clusters-per-round is 4"),
-        (None, 2, "--clusters-per-round"),
-    ],
-)
-def test_numbers_of_clusters_that_cannot_be_are_refused(count, each, named):
-    refused(lambda: parse_clusters(count, each), named)
-
-
-def test_more_clusters_than_clients_are_refused():
-    refused(
-        lambda: go("fedavg", sampling=SamplingRule(clusters=ClusterRule(10))),
-        "--client-clusters is 10",
-    )
-
-
 def test_a_round_costs_what_its_clusters_cost():
     """Of 10^6 clients in 1,000 clusters a round touches 1,000: no array of all clients, which is 1 MB at least."""
     made = sampler(1_000_000, SamplingRule("weighted", 0.5, clusters=ClusterRule(1000)))

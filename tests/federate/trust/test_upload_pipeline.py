@@ -9,6 +9,7 @@ from federation import difference, federation, gap, go, go_all, server_gap, smal
 from methods_tried import tried
 from refusal import refused
 from setting_lines import set_to
+from text_tables import rows_of
 
 from fedcache.federate.engine.method import sends_nothing
 from fedcache.federate.methods import METHODS
@@ -115,25 +116,29 @@ def test_no_honest_client_is_rejected_for_the_scale_of_its_features(name, scale)
     assert [record.diagnostics["rejected"] for record in out.records] == [0.0] * len(out.records)
 
 
-@pytest.mark.parametrize(
-    ("name", "how", "word"),
-    [
-        ("fedpcl", {"aggregate": "median"}, "fedpcl"),
-        ("central", {"aggregate": "median"}, "central"),
-        ("solo", {"aggregate": "median"}, "solo"),
-        ("fedavg", {"aggregate": "krum", "byzantine": 0.45}, "krum"),
-        ("fedavg", {"aggregate": "multikrum:8", "byzantine": 0.2}, "multikrum:8"),
-        ("fedavg", {"on_bad_update": "ignore"}, "--on-bad-update"),
-        ("fedavg", {"byzantine": 0.5}, "--byzantine"),
-        ("fedavg", {"max_update_norm": 0.0}, "--max-update-norm"),
-        ("fedpcl", {"max_share": 0.5}, "--max-share"),
-        ("central", {"max_rows_per_client": 5}, "--max-rows-per-client"),
-        ("fedavg", {"max_share": math.nan}, "--max-share nan"),
-        ("fedavg", {"max_rows_per_client": 0}, "--max-rows-per-client 0"),
-    ],
+REFUSED = rows_of(
+    """
+    fedpcl  | aggregate=median                    | fedpcl
+    central | aggregate=median                    | central
+    solo    | aggregate=median                    | solo
+    fedavg  | aggregate=krum byzantine=0.45       | krum
+    fedavg  | aggregate=multikrum:8 byzantine=0.2 | multikrum:8
+    fedavg  | on_bad_update=ignore                | --on-bad-update
+    fedavg  | byzantine=0.5                       | --byzantine
+    fedavg  | max_update_norm=0.0                 | --max-update-norm
+    fedavg  | max_row_norm=5.0                    | no statistics
+    fedpcl  | max_share=0.5                       | --max-share
+    central | max_rows_per_client=5               | --max-rows-per-client
+    fedavg  | max_share=NaN                       | --max-share nan
+    fedavg  | max_rows_per_client=0               | --max-rows-per-client 0
+    """
 )
+"""Method, words of a policy, and what of them is named."""
+
+
+@pytest.mark.parametrize(("name", "how", "word"), REFUSED)
 def test_what_cannot_be_is_refused_with_the_reason(name, how, word):
-    refused(lambda: go(name, trust=parse_policy(**how), participation=5), word)
+    refused(lambda: go(name, trust=parse_policy(**set_to(how)), participation=5), word)
 
 
 def test_without_noise_and_with_a_wide_bound_privacy_is_the_mean_of_clients():

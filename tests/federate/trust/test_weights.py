@@ -1,7 +1,6 @@
 """What a number of rows may give a client: caps on shares, warnings, and rules that give every client one vote."""
 
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -9,7 +8,7 @@ import torch
 from federation import difference, federation, go, go_all, server_gap
 from hypothesis import given
 from hypothesis import strategies as st
-from refusal import refused, training_error
+from refusal import training_error
 from setting_lines import set_to
 from test_update_validation import sending
 
@@ -179,6 +178,3 @@ def test_a_private_run_names_nobody_it_skips():
     upload = sum(t.numel() for t in out.server.values())
     assert [r.up for r in out.traffic.rounds] == [3 * upload] * len(out.traffic.rounds)
     assert [r.clients for r in out.traffic.rounds] == [3] * len(out.traffic.rounds)
-    for bound in ({"max_rows_per_client": 100}, {"max_update_norm": 5.0}):
-        trust = parse_policy(privacy=private, **bound)
-        refused(partial(go, "fedavg", plain, data, clients, trust=trust), "--")
