@@ -10,8 +10,7 @@ from federation import C, federation, gap, go, go_all, keeps, rows_tested
 from refusal import refused, training_error
 from setting_lines import set_to
 from sklearn.metrics import f1_score
-
-from fedcache.errors import Exit
+from text_tables import rows_of
 
 
 def test_a_client_without_rows_is_skipped_with_a_warning():
@@ -113,28 +112,28 @@ def test_a_test_row_that_two_clients_hold_counts_once_globally():
     assert set(out.client_accuracy) == {out.accuracy}
 
 
-@pytest.mark.parametrize(
-    ("name", "settings", "how", "code", "named"),
-    [
-        ("fedncm", "", {"participation": 0}, Exit.USAGE, "participation"),
-        ("fedncm", "", {"participation": 1.5}, Exit.USAGE, "participation"),
-        ("fed3r", "", {"execution": "gram"}, Exit.USAGE, "fed3r"),
-        ("fed3r", "", {"execution": "batchd"}, Exit.USAGE, "'batched'"),
-        ("fedavg", "opt=adam", {"execution": "gram"}, Exit.USAGE, "opt=adam"),
-        (
-            "fedpcl",
-            "opt=sgd noise_on=features",
-            {"execution": "gram"},
-            Exit.USAGE,
-            "noise_on=features",
-        ),
-        ("fedavg", "", {"execution": "batched", "chunk": 0}, Exit.USAGE, "chunk is 0"),
-        ("fedpcl", "batch=1", {}, Exit.USAGE, "--set bn=false"),  # one row has no variance
-        ("fedavg", "drop_last=true batch=999", {}, Exit.FEDERATED, "9 clients"),
-    ],
+IMPOSSIBLE = rows_of(
+    """
+    fedncm |                            | participation=0            | participation
+    fedncm |                            | participation=1.5          | participation
+    fed3r  |                            | execution=gram             | fed3r
+    fed3r  |                            | execution=batchd           | 'batched'
+    fedavg | opt=adam                   | execution=gram             | opt=adam
+    fedpcl | opt=sgd noise_on=features  | execution=gram             | noise_on=features
+    fedavg |                            | execution=batched chunk=0  | chunk is 0
+    fedpcl | batch=1                    |                            | --set bn=false
+    """
 )
-def test_what_cannot_be_run_is_refused(name, settings, how, code, named):
-    refused(lambda: go(name, settings, **how), named, code=code)
+"""Method, settings, words of a run, and what is named; one row of a batch has no variance."""
+
+
+@pytest.mark.parametrize(("name", "settings", "how", "named"), IMPOSSIBLE)
+def test_what_cannot_be_run_is_refused(name, settings, how, named):
+    refused(lambda: go(name, settings, **set_to(how)), named)
+
+
+def test_batches_that_no_client_fills_end_the_run():
+    training_error(lambda: go("fedavg", "drop_last=true batch=999"), "9 clients")
 
 
 def test_a_state_of_another_run_is_refused():

@@ -6,36 +6,43 @@ import torch
 from federation import federation, fitted, go, go_all, run, scaled, small
 from method_calls import paper
 from methods_tried import tried
+from text_tables import rows_of
 
 from fedcache.federate.engine.outcome import Traffic
 from fedcache.federate.methods import METHODS
 
-PAPERS = [
-    ("fedavg", 512, {}, 133_632, 133_632),
-    ("fedprox", 1536, {}, 395_776, 395_776),
-    ("fedrep", 512, {}, 131_072, 131_072),
-    ("scaffold", 512, {}, 267_264, 267_264),
-    ("fedproto", 1536, {}, 2_560, 2_560),
-    ("fedpcl", 512, {}, 2_560, 15_360),  # (m + 1) C 256 down
-    ("fst-cbdg", 1024, {}, 10_250, 10_250),
-    ("fedncm", 512, {}, 5_120, 5_120),
-    ("fed3r", 512, {}, 136_448, 5_130),
-    ("fed3r", 512, {"omega": 1.0}, 136_448, 136_448),
-    ("fed3r", 512, {"rff_dim": 1000}, 510_500, 10_010),
-    ("fedcof", 512, {}, 5_120, 5_120),
-    ("fedcgs", 512, {}, 136_448, 5_130),
-    ("fedpft", 512, {}, 514 * 10, 5_130),
-    ("fedpft", 512, {"k_mix": 10, "cov": "diag"}, 10 * 1025 * 10, 5_130),
-    ("fedpft", 512, {"k_mix": 2, "cov": "full"}, 2 * (512 + 131_328 + 1) * 10, 5_130),
-    ("fed-tip-proto", 512, {}, 5_120, 5 * 5_120),
-    ("fedclip", 512, {}, 525_312, 525_312),
-]
-"""(method, features, settings, scalars up and down a round), as the papers count them: 10 classes, 5 clients."""
+PAPERS = rows_of(
+    """
+    fedavg        |  512 |                   |   133_632 | 133_632
+    fedprox       | 1536 |                   |   395_776 | 395_776
+    fedrep        |  512 |                   |   131_072 | 131_072
+    scaffold      |  512 |                   |   267_264 | 267_264
+    fedproto      | 1536 |                   |     2_560 |   2_560
+    fedpcl        |  512 |                   |     2_560 |  15_360
+    fst-cbdg      | 1024 |                   |    10_250 |  10_250
+    fedncm        |  512 |                   |     5_120 |   5_120
+    fed3r         |  512 |                   |   136_448 |   5_130
+    fed3r         |  512 | omega=1.0         |   136_448 | 136_448
+    fed3r         |  512 | rff_dim=1000      |   510_500 |  10_010
+    fedcof        |  512 |                   |     5_120 |   5_120
+    fedcgs        |  512 |                   |   136_448 |   5_130
+    fedpft        |  512 |                   |     5_140 |   5_130
+    fedpft        |  512 | k_mix=10 cov=diag |   102_500 |   5_130
+    fedpft        |  512 | k_mix=2 cov=full  | 2_636_820 |   5_130
+    fed-tip-proto |  512 |                   |     5_120 |  25_600
+    fedclip       |  512 |                   |   525_312 | 525_312
+    """
+)
+"""Method, features, settings, scalars up and down a round, as the papers count them: 10 classes, 5 clients.
+
+FedPCL sends (m + 1) C 256 numbers down. FedPFT sends 514, 10 x 1,025 and 2 (512 + 131,328 + 1) numbers for each of 10
+classes; the prototypes of 5 clients come down in fed-tip-proto.
+"""
 
 
 @pytest.mark.parametrize(("name", "width", "settings", "up", "down"), PAPERS)
 def test_the_counts_of_the_papers(name, width, settings, up, down):  # T-C1 to T-C4
-    assert paper(name, width, settings) == (up, down)
+    assert paper(name, int(width), settings) == (int(up), int(down))
 
 
 def test_text_features_reach_a_client_once():
@@ -46,11 +53,6 @@ def test_text_features_reach_a_client_once():
     assert max(times) > 1
     assert out.traffic.up.tolist() == [k * head for k in times]
     assert out.traffic.down.tolist() == [k * head + text * (k > 0) for k in times]
-    assert (
-        out.traffic.totals()["down"]
-        == sum(out.traffic.down)
-        == sum(r.down for r in out.traffic.rounds)
-    )
     assert go_all("clip-zs").traffic.down.tolist() == [text] * 9
 
 

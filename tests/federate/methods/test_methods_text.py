@@ -70,27 +70,26 @@ def test_strata_without_noise_are_the_exact_rows_where_a_step_has_them_all():
 
 
 READINGS = [
-    {},
-    {"logit_scale": 8.0},
-    {"tsamp_scope": "batch", "sigma": 0.4},
-    {"tsamp_scope": "iteration"},
-    set_to("tsamp_scope=iteration tsamp_reduce=joint lambda=0.7 logit_scale=3.0"),
-    {"tsamp_reduce": "joint", "lambda": 0.7},
-    set_to("tsamp_reduce=joint lambda=0.7 ablation=tsamp_only"),
-    set_to("tsamp_reduce=joint ablation=bias_only"),
-    {"tsamp_scope": "iteration", "tsamp_reduce": "mean"},
-    {"tsamp_reduce": "mean"},
+    "",
+    "logit_scale=8.0",
+    "tsamp_scope=batch sigma=0.4",
+    "tsamp_scope=iteration",
+    "tsamp_scope=iteration tsamp_reduce=joint lambda=0.7 logit_scale=3.0",
+    "tsamp_reduce=joint lambda=0.7",
+    "tsamp_reduce=joint lambda=0.7 ablation=tsamp_only",
+    "tsamp_reduce=joint ablation=bias_only",
+    "tsamp_scope=iteration tsamp_reduce=mean",
+    "tsamp_reduce=mean",
 ]
 
 
-@pytest.mark.parametrize(
-    "reading", READINGS, ids=lambda r: "-".join(f"{v}" for v in r.values()) or "default"
-)
-def test_one_client_is_algorithm_1(reading):
+@pytest.mark.parametrize("settings", READINGS)
+def test_one_client_is_algorithm_1(settings):
     # An independent reference of one round of one client: eqs 2-8 in numpy, with the engine's draws.
     data, clients = federation(sizes=(40,))
-    settings = {"batch": 16, "lr": 0.1, "gamma": 0.2, **reading}
-    out = go_all("fst-cbdg", settings, data, clients, rounds=1)
+    reading = set_to(settings)
+    how = {"batch": 16, "lr": 0.1, "gamma": 0.2, **reading}
+    out = go_all("fst-cbdg", how, data, clients, rounds=1)
     s = reading.get("logit_scale", 1.0)
     lam = reading.get("lambda", 1.0)
     sigma = reading.get("sigma", 11**-0.5)

@@ -1,6 +1,5 @@
 """The Dirichlet search: its counts by hand, its draws against a plain loop, and that it always ends with an answer."""
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from partition_rows import columns_from, even_columns
 from refusal import corruption, refused
+from setting_lines import chosen, set_to
+from text_tables import rows_of
 
 from fedcache.federate.partition import domain_shift as module
 from fedcache.federate.partition.domain_shift import Rule, draw, search
@@ -127,39 +128,41 @@ def test_five_hundred_clients_of_cifar100_are_no_endless_loop():
 SMALL = even_columns(4, 2, 3)
 
 
+# 12 rows for 6 x 10: 1 client can have 10. 3 classes of 4 rows can be cut into 3 to 12 shards.
+INFEASIBLE = rows_of(
+    """
+    iid      | clients=13                                 | clients=12
+    lda      | clients=6                                  | clients=1
+    shards   | clients=5 shards=4                         | shards=2
+    shards   | clients=13 shards=1                        | clients=12
+    few-shot | clients=4                                  | clients=3
+    few-shot | clients=2 shots=3 skew=iid                 | shots=2
+    few-shot | clients=9 shots=5 skew=iid                 | clients=1 shots=4
+    few-shot | clients=2 shots=5 skew=iid sharing=true    | shots=4
+    """
+)
+
+
 @pytest.mark.parametrize(
     ("columns", "scheme", "args", "instead"),
     [
-        (SMALL, "iid", {"clients": 13}, {"clients": 12}),
-        # 12 rows for 6 x 10: 1 client can have 10
-        (SMALL, "lda", {"clients": 6}, {"clients": 1}),
-        # 3 classes of 4 rows can be cut into 3 to 12 shards
-        (SMALL, "shards", {"clients": 5, "shards": 4}, {"shards": 2}),
-        (SMALL, "shards", {"clients": 13, "shards": 1}, {"clients": 12}),
-        (SMALL, "few-shot", {"clients": 4}, {"clients": 3}),
-        (SMALL, "few-shot", {"clients": 2, "shots": 3, "skew": "iid"}, {"shots": 2}),
-        (SMALL, "few-shot", {"clients": 9, "shots": 5, "skew": "iid"}, {"clients": 1, "shots": 4}),
-        (
-            SMALL,
-            "few-shot",
-            {"clients": 2, "shots": 5, "skew": "iid", "sharing": True},
-            {"shots": 4},
-        ),
+        *((SMALL, *row) for row in INFEASIBLE),
         # 7 classes of one row are 7 shards, neither for two clients nor two for each
-        (even_columns(1, 1, 7), "shards", {"clients": 2, "shards": 2}, {"clients": 1, "shards": 7}),
+        (even_columns(1, 1, 7), "shards", "clients=2 shards=2", "clients=1 shards=7"),
         # classes of 2 and 5 rows: the larger may have one shard more, so 2 x 2 + 1 = 5 shards at most
         (
             columns_from([0, 0, 1, 1, 1, 1, 1, 0], [0] * 8, [0] * 7 + [1], [1] * 8, 2, 1),
             "shards",
-            {"clients": 6, "shards": 1},
-            {"clients": 5},
+            "clients=6 shards=1",
+            "clients=5",
         ),
     ],
 )
 def test_infeasible_arguments_come_with_those_that_work(columns, scheme, args, instead):
-    error = refused(lambda: make(scheme, columns, **args), f"fedcache partition --scheme {scheme}")
-    assert error.instead == instead
-    make(scheme, columns, **args | instead)
+    asked = set_to(args)
+    error = refused(lambda: make(scheme, columns, **asked), f"fedcache partition --scheme {scheme}")
+    assert error.instead == set_to(instead)
+    make(scheme, columns, **asked | error.instead)
 
 
 # Arguments
@@ -168,21 +171,21 @@ def test_infeasible_arguments_come_with_those_that_work(columns, scheme, args, i
 @pytest.mark.parametrize(
     ("scheme", "args", "message"),
     [
-        ("lda", {"alhpa": 0.1}, "'alpha'"),
-        ("dirchlet", {}, "'dirichlet'"),
-        ("lda", {"alpha": math.nan}, "alpha is nan"),
-        ("lda", {"alpha": "0.1"}, "alpha is '0.1'"),
-        ("lda", {"clients": 2.5}, "clients is 2.5"),
-        ("label-shift", {"pool": "tests"}, "'test'"),
+        ("lda", "alhpa=0.1", "'alpha'"),
+        ("dirchlet", "", "'dirichlet'"),
+        ("lda", "alpha=NaN", "alpha is nan"),
+        ("lda", 'alpha="0.1"', "alpha is '0.1'"),
+        ("lda", "clients=2.5", "clients is 2.5"),
+        ("label-shift", "pool=tests", "'test'"),
         ("iid", {"domain": "domain 1"}, "'domain 0'"),
         ("iid", {"domain": ["domain 0", "domain 0"]}, "twice"),
-        ("iid", {"seed": -1}, "-1"),
-        ("iid", {"seed": 2**63}, "9223372036854775808"),
-        ("feature-shift", {}, "domain"),
+        ("iid", "seed=-1", "-1"),
+        ("iid", "seed=9223372036854775808", "9223372036854775808"),
+        ("feature-shift", "", "domain"),
     ],
 )
 def test_a_wrong_argument_is_named(scheme, args, message):
-    refused(lambda: make(scheme, even_columns(4, 2, 3), **args), message)
+    refused(lambda: make(scheme, SMALL, **chosen(args)), message)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
