@@ -80,8 +80,8 @@ def alone(method, sites, tmp_path, **words):
 
 
 @pytest.mark.parametrize("method", tried(OVER_SITES))
-def test_sites_give_the_result_of_one_process(method, grid, sites, tmp_path):
-    (run,) = together(planned(method), grid, tmp_path)
+def test_sites_give_the_result_of_one_process(method, sites, tmp_path, federated):
+    run = federated(method)
     reference = alone(method, sites, tmp_path)
     # The partition is said otherwise (sites by the digests of their stores), and sites do not send what they hold.
     reference.result["accuracy"].pop("zero_shot", None)  # of rows that lie at the sites
@@ -93,8 +93,8 @@ def test_sites_give_the_result_of_one_process(method, grid, sites, tmp_path):
 @pytest.mark.parametrize(
     "words", [{"participation": "2", "rounds": 5}, {"eval_every": 1}, {"dtype": "float64"}]
 )
-def test_sampling_scoring_and_types_are_those_of_one_process(words, grid, sites, tmp_path):
-    (run,) = together(planned("fedproto", **words), grid, tmp_path)
+def test_sampling_scoring_and_types_are_those_of_one_process(words, sites, tmp_path, federated):
+    run = federated("fedproto", **words)
     reference = alone("fedproto", sites, tmp_path, **words)
     assert run.result["accuracy"] == reference.result["accuracy"]
     assert run.result["traffic"] == reference.result["traffic"]
@@ -193,9 +193,9 @@ BAD = {
 
 
 @pytest.mark.parametrize("why", BAD)
-def test_the_gate_stands_before_every_upload(why, grid, tmp_path):
+def test_the_gate_stands_before_every_upload(why, grid, federated):
     grid.meddle[102] = in_round(2, lambda packed: changed(packed, BAD[why]))
-    (run,) = together(planned("fedavg", set={"head": "linear"}), grid, tmp_path)
+    run = federated("fedavg", set={"head": "linear"})
     (missed,) = missed_by(run)
     assert missed["site"] == "client-0"
     assert why in missed["why"]
@@ -205,12 +205,12 @@ def test_the_gate_stands_before_every_upload(why, grid, tmp_path):
 @pytest.mark.parametrize(
     ("method", "words"), [("solo", {}), ("fedavg", {"aggregate": "median", "max_update_norm": 1e6})]
 )
-def test_no_upload_of_one_site_ends_a_run_where_nothing_is_said(method, words, grid, tmp_path):
+def test_no_upload_of_one_site_ends_a_run_where_nothing_is_said(method, words, grid, federated):
     grid.meddle[102] = lambda kind, _n, packed: (
         changed(packed, BAD["not part of the schema"]) if kind == "fit" else packed
     )
     grid.meddle[101] = in_round(2, lambda _: PackedMessage("?", {}))
-    (run,) = together(planned(method, **words), grid, tmp_path)
+    run = federated(method, **words)
     missed = missed_by(run)
     assert {m["site"] for m in missed} == {"client-0", "client-1"}
     assert any("malformed" in m["why"] for m in missed)
@@ -231,11 +231,11 @@ def test_secure_sums_have_nothing_to_leave_out():
 
 
 @pytest.mark.slow
-def test_a_site_that_dies_is_left_out_and_the_rest_goes_on(grid, sites, tmp_path):
+def test_a_site_that_dies_is_left_out_and_the_rest_goes_on(grid, sites, tmp_path, federated):
     grid.meddle[100] = lambda kind, n, packed: (
         "its node disconnected" if kind != "facts" and n > 1 else packed
     )
-    (run,) = together(planned("fedavg", rounds=3), grid, tmp_path)
+    run = federated("fedavg", rounds=3)
     assert [m["round"] for m in missed_by(run)] == [2, 3]
     again = grid_of(sites, tmp_path / "state")
     # what lacked a site is not what was asked for
@@ -278,7 +278,7 @@ def test_an_answer_that_is_lost_leaves_no_trace_at_the_site(sites, tmp_path):
 
 
 @pytest.mark.parametrize("harm", ["lost", "a digit", "another site's", "not sealed"])
-def test_a_site_does_not_go_on_from_a_state_that_is_not_what_it_wrote(grid, sites, tmp_path, harm):
+def test_a_site_does_not_go_on_from_a_state_that_is_not_what_it_wrote(grid, sites, harm, federated):
     """scaffold's control variates decide its figures: changed ones gave .253 in the place of .955, and no word."""
 
     def damage(packed):
@@ -296,7 +296,7 @@ def test_a_site_does_not_go_on_from_a_state_that_is_not_what_it_wrote(grid, site
         return packed
 
     grid.meddle[100] = in_round(2, damage)
-    (run,) = together(planned("scaffold", rounds=3), grid, tmp_path)
+    run = federated("scaffold", rounds=3)
     missed = missed_by(run)
     # Neither fitted nor scored with what is not its own.
     assert [m["round"] for m in missed] == [3, 3]
@@ -371,10 +371,10 @@ def test_a_site_whose_key_is_refused_tries_again_for_a_while(
 
 @pytest.mark.parametrize("method", ["fedavg", "fedpcl"])
 def test_a_site_that_comes_late_joins_unless_the_method_keeps_a_place_for_each(
-    method, grid, tmp_path
+    method, grid, federated
 ):
     grid.hidden = {101: 4}
-    (run,) = together(planned(method, rounds=5, start_with=2), grid, tmp_path)
+    run = federated(method, rounds=5, start_with=2)
     if method == "fedpcl":
         assert run.result["federation"]["joined"] == []
         assert "the method cannot add sites" in missed_by(run)[0]["why"]
@@ -385,12 +385,12 @@ def test_a_site_that_comes_late_joins_unless_the_method_keeps_a_place_for_each(
     assert run.result["clients"] == ["client-0", "client-2", "client-1"]
 
 
-def test_a_result_of_fewer_sites_names_the_missing_ones(grid, tmp_path):
+def test_a_result_of_fewer_sites_names_the_missing_ones(grid, tmp_path, federated):
     other = Store.from_arrays(
         {"mine": np.ones((9, D), np.float32)}, labels=[0, 1, 2] * 3, path=tmp_path / "other.zarr"
     )
     grid.sites[101] = ShardSite(other.path, tmp_path / "s", "south")
-    (run,) = together(planned("fed3r"), grid, tmp_path)
+    run = federated("fed3r")
     words = "2 of 3 sites (without: south)"
     assert data_of(f"runs show {run.path}")["sites"] == words
     (entry,) = data_of(f"runs list {run.path}")["entries"]
@@ -419,13 +419,15 @@ def test_an_unfinished_federation_is_resumed_by_the_command_that_began_it(grid, 
     assert data_of(f"runs show {reference.path}")["again"].startswith("fedcache train --config")
 
 
-def test_a_run_resumes_only_with_the_same_sites_and_the_hint_says_so(grid, tmp_path, monkeypatch):
+def test_a_run_resumes_only_with_the_same_sites_and_the_hint_says_so(
+    grid, tmp_path, monkeypatch, federated
+):
     grid.meddle[101] = in_round(2, lambda _packed: "it was killed")
     with pytest.raises(FedcacheError):
-        together(planned("fedavg", quorum=3), grid, tmp_path)
+        federated("fedavg", quorum=3)
     heard = Heard()
     del grid.sites[101]
-    together(planned("fedavg", sites=2), grid, tmp_path, heard)
+    federated("fedavg", heard, sites=2)
     assert not any("resuming" in note for note in heard.notes)
     monkeypatch.setattr(processes, "program", lambda _name: "/bin/echo")
     monkeypatch.setattr(Address, "check", lambda _address: True)
@@ -435,10 +437,12 @@ def test_a_run_resumes_only_with_the_same_sites_and_the_hint_says_so(grid, tmp_p
     assert "same sites" in error.hint
 
 
-def test_a_round_counts_the_scored_sites_and_a_site_that_is_not_scored_is_told_once(grid, tmp_path):
+def test_a_round_counts_the_scored_sites_and_a_site_that_is_not_scored_is_told_once(
+    grid, federated
+):
     grid.meddle[101] = lambda kind, _number, packed: "it was killed" if kind == "score" else packed
     heard = Heard()
-    (run,) = together(planned("fedavg"), grid, tmp_path, heard)
+    run = federated("fedavg", heard)
     *_, last = rounds_of(run.path)
     assert last["diagnostics"]["scored"] == 2
     assert len([w for w in heard.warnings if "client-1" in w]) == 1
@@ -452,25 +456,20 @@ def test_a_round_counts_the_scored_sites_and_a_site_that_is_not_scored_is_told_o
         (True, {"vector": [49]}),
     ],
 )
-def test_a_site_lists_everything_that_it_sends(secure, tensors, grid, tmp_path):
-    together(planned("fed3r", secure=secure, secure_bound=64.0), grid, tmp_path)
+def test_a_site_lists_everything_that_it_sends(secure, tensors, grid, federated):
+    federated("fed3r", secure=secure, secure_bound=64.0)
     for node, site in grid.sites.items():
         sent = [json.loads(line) for line in (site.state / "sent.jsonl").read_text().splitlines()]
         assert [one["message"] for one in sent] == [k for k, nodes in grid.log if node in nodes]
         assert [one["tensors"] for one in sent if one["message"] == "fit"] == [[tensors]]
 
 
-def test_a_site_that_misses_a_round_is_told_once(grid, tmp_path):
+def test_a_site_that_misses_a_round_is_told_once_and_named(grid, federated):
     grid.meddle[101] = in_round(2, lambda _packed: "it was killed")
     heard = Heard()
-    (run,) = together(planned("fedavg"), grid, tmp_path, heard)
+    run = federated("fedavg", heard, rounds=3)
     assert "scored" not in rounds_of(run.path)[-1]["diagnostics"]
     assert len([w for w in heard.warnings if "client-1" in w]) == 1
-
-
-def test_a_site_that_missed_a_round_is_named(grid, tmp_path):
-    grid.meddle[101] = in_round(2, lambda _packed: "it was killed")
-    (run,) = together(planned("fedavg", rounds=3), grid, tmp_path)
     assert (
         sites_words(run.result)
         == "3 sites (missing, rejected or not scored in some rounds: client-1)"
@@ -569,14 +568,14 @@ def test_the_command_line_says_what_is_missing(sites, monkeypatch):
         must_fail_machine("fedcache[flower]", *words)
 
 
-def test_a_refusal_says_which_file_and_not_where_it_lies(grid, sites, tmp_path):
+def test_a_refusal_says_which_file_and_not_where_it_lies(sites, tmp_path, federated):
     harmed = sorted(sites.glob("*.zarr"))[0]
     chunk = next(
         p for p in sorted((harmed / "features").rglob("*")) if p.is_file() and "c" in p.parts
     )
     flip_bit(chunk, 9)
     heard = Heard()
-    together(planned("fed3r"), grid, tmp_path, heard)
+    federated("fed3r", heard)
     assert [line for line in heard.lines if "features/" in line or chunk.name in line]
     assert not any(str(tmp_path) in line for line in heard.lines)
     told = refused_answer(

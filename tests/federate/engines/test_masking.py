@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from fake_grid import planned, together
+from fake_grid import planned
 from hypothesis import given
 from hypothesis import strategies as st
 from methods_tried import tried
@@ -31,13 +31,12 @@ BOUNDS = {"lp-plus-plus": 1024.0}
 """Of methods whose uploads have larger numbers: its first multipliers are up to 250."""
 
 
-def secure(method, **words):
-    return planned(method, secure=True, **{"secure_bound": 64.0, **words})
+SECURE = {"secure": True, "secure_bound": 64.0}
 
 
 @pytest.mark.parametrize("method", tried(SUMMED))
-def test_sums_alone_give_the_result_of_one_process(method, grid, sites, tmp_path):
-    (run,) = together(secure(method, secure_bound=BOUNDS.get(method, 64.0)), grid, tmp_path)
+def test_sums_alone_give_the_result_of_one_process(method, sites, tmp_path, federated):
+    run = federated(method, secure=True, secure_bound=BOUNDS.get(method, 64.0))
     reference = alone(method, sites, tmp_path)
     assert mean_accuracy(run) == pytest.approx(mean_accuracy(reference), abs=1e-9)
     assert missed_by(run) == []
@@ -51,15 +50,13 @@ def test_what_looks_at_single_uploads_or_hides_nothing_is_refused():
         ({"participation": "2"}, "3 sites"),
         ({"secure_bound": float("nan")}, "--secure-bound nan"),
     ):
-        refused(partial(secure, "fedavg", **words), said)
+        refused(partial(planned, "fedavg", **SECURE | words), said)
     for method in set(OVER_SITES) - set(SUMMED):
-        refused(partial(secure, method), method)
+        refused(partial(planned, method, **SECURE), method)
 
 
-def test_a_number_beyond_the_bound_is_not_sent_and_the_bound_that_works_is_named(grid, tmp_path):
-    training_error(
-        lambda: together(secure("fed3r", secure_bound=1e-3), grid, tmp_path), "too few sites"
-    )
+def test_a_number_beyond_the_bound_is_not_sent_and_the_bound_that_works_is_named(federated):
+    training_error(lambda: federated("fed3r", secure=True, secure_bound=1e-3), "too few sites")
     masking = masking_of(
         {"gram": UploadTensor((2,), torch.float32)}, {"gram": "sum"}, {}, bound=1.0
     )
@@ -71,24 +68,21 @@ def test_a_number_beyond_the_bound_is_not_sent_and_the_bound_that_works_is_named
     )
 
 
-def test_a_site_that_is_lost_is_left_out_of_the_sum_aloud(grid, tmp_path):
-    grid = grid
+def test_a_site_that_is_lost_is_left_out_of_the_sum_aloud(grid, federated):
     heard = Heard()
     grid.meddle[100] = lambda kind, number, packed: (
         "its node disconnected" if kind == "fit" and number == 1 else packed
     )
-    (run,) = together(secure("fedavg"), grid, tmp_path, heard)
+    run = federated("fedavg", heard, **SECURE)
     assert [m["round"] for m in missed_by(run)] == [1]
     assert heard.said("round 1 continues without site")
 
 
-def test_a_sum_with_an_answer_to_another_round_is_not_used(grid, tmp_path):
+def test_a_sum_with_an_answer_to_another_round_is_not_used(grid, federated):
     grid.meddle[101] = lambda kind, _number, packed: (
         changed(packed, late) if kind == "fit" else packed
     )
-    training_error(
-        lambda: together(secure("fedavg"), grid, tmp_path), "belongs to another round or job"
-    )
+    training_error(lambda: federated("fedavg", **SECURE), "belongs to another round or job")
 
 
 def masking_of(expected, rules, down, *, scale=10.0, bound=8.0):
@@ -136,4 +130,4 @@ def test_the_sum_of_rounded_vectors_is_the_pooled_sum_to_the_rounding(rows, seed
 
 def test_sums_of_which_a_difference_is_one_upload_are_refused():
     for method, words in (("fedncm", {"participation": "3"}), ("fed3r", {"seeds": "0,1"})):
-        refused(partial(secure, method, sites=4, **words))
+        refused(partial(planned, method, sites=4, **SECURE, **words))
