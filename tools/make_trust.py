@@ -673,7 +673,7 @@ PROMISES = (
         "A run that is started several times at once is trained once, with one result, and in a private run one ledger entry for each seed",
         (
             "tests/runs/test_run_owner.py",
-            f"{PRIVATE} -k 'others_wait or again_and_killed'",
+            f"{PRIVATE} -k again_and_killed",
             "tests/durability/test_private_starts.py",
         ),
         (

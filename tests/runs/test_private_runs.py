@@ -15,7 +15,7 @@ from failing_command import must_fail
 from heard import Heard
 from made_path import place_of
 from private_starts import CONFIG as STARTED
-from private_starts import held_owner, home, ingested, started, until_all_wait
+from private_starts import home, ingested
 from refusal import corruption, stopped
 from safetensors import safe_open
 
@@ -418,20 +418,6 @@ def test_what_would_tell_of_single_clients_or_mean_nothing_is_refused(words, nam
     assert not (home() / "privacy.jsonl").exists()
 
 
-@pytest.mark.slow
-def test_others_wait_for_the_owner_of_a_private_run_and_return_its_result(tmp_path):
-    owner = held_owner(tmp_path, 2)
-    others = [started(tmp_path), started(tmp_path)]
-    until_all_wait(tmp_path, others)
-    (tmp_path / "go").touch()
-    told = [one.communicate(timeout=200) for one in (owner, *others)]
-    results = [out for out, _ in told]
-    assert results[0], told
-    assert results == 3 * results[:1], told
-    assert sorted(release.seed for release in releases()) == [0, 1]
-    assert train(STARTED, Home(home())).reused
-
-
 def test_a_private_run_that_is_made_again_and_killed_while_it_is_stored_is_not_damaged(monkeypatch):
     class Killed(BaseException):
         pass
@@ -451,7 +437,7 @@ def test_a_private_run_that_is_made_again_and_killed_while_it_is_stored_is_not_d
     ok("runs list")
 
 
-def tracked(name, config, monkeypatch, stop_after=99):
+def tracked(name, config, monkeypatch, stop_after):
     """Which of ``trained`` and ``tracked`` happened, in order."""
     order = []
     stop = Stop()
@@ -473,33 +459,27 @@ def tracked(name, config, monkeypatch, stop_after=99):
     return order
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", trackers.TRACKERS)
-def test_a_tracker_is_told_of_a_private_run_when_all_its_rounds_have_ended(name, monkeypatch):
-    pytest.importorskip(name)
-    assert tracked(name, STARTED, monkeypatch) == 8 * ["trained"] + 8 * ["tracked"]
-
-
-def test_a_private_run_that_is_stopped_is_tracked_when_it_stops(monkeypatch):
-    pytest.importorskip("tensorboard")
-    assert tracked("tensorboard", STARTED, monkeypatch, stop_after=3) == 3 * ["trained"] + 3 * [
-        "tracked"
-    ]
+AT_THE_END = ["trained"] * 8 + ["tracked"] * 8
 
 
 @pytest.mark.parametrize(
-    "config",
+    ("name", "config", "stop_after", "order"),
     [
-        pytest.param({"dp_allow": "evaluation,participants"}, id="participants are allowed"),
-        pytest.param({"dp_seed": 0, "dp_allow": None}, id="a simulation"),
+        *(
+            pytest.param(name, {}, 99, AT_THE_END, marks=pytest.mark.slow)
+            for name in trackers.TRACKERS
+        ),
+        ("tensorboard", {}, 3, ["trained"] * 3 + ["tracked"] * 3),
+        ("tensorboard", {"dp_allow": "evaluation,participants"}, 99, ["trained", "tracked"] * 8),
+        ("tensorboard", {"dp_seed": 0, "dp_allow": None}, 99, ["trained", "tracked"] * 8),
     ],
+    ids=[*trackers.TRACKERS, "stopped", "participants are allowed", "a simulation"],
 )
-def test_other_runs_are_tracked_round_by_round(config, monkeypatch):
-    pytest.importorskip("tensorboard")
-    assert tracked("tensorboard", replace(STARTED, **config), monkeypatch) == 8 * [
-        "trained",
-        "tracked",
-    ]
+def test_a_tracker_is_told_of_a_private_run_when_its_rounds_have_ended_and_else_round_by_round(
+    name, config, stop_after, order, monkeypatch
+):
+    pytest.importorskip(name)
+    assert tracked(name, replace(STARTED, **config), monkeypatch, stop_after) == order
 
 
 def test_all_events_of_a_private_run_in_tensorboard_have_one_time(tmp_path):
