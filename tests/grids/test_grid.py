@@ -14,7 +14,7 @@ from failing_command import must_fail, must_fail_machine
 from homes import made_once
 from made_path import extracted
 from refusal import stopped
-from setting_lines import set_to
+from setting_lines import set_to, swept
 from stops import StopsAfter
 
 from fedcache.config import Home, PartitionConfig, TrainConfig
@@ -163,7 +163,7 @@ def test_a_point_that_diverges_ends_alone(store, rates):
 
 
 def test_points_are_drawn_without_repeats():
-    every = combinations(["fedavg", "solo"], {"lr": ["0.1", "0.2", "0.3"], "wd": ["0", "1"]})
+    every = combinations(["fedavg", "solo"], swept("lr=0.1,0.2,0.3 wd=0,1"))
     assert sampled("grid", every) == every
     some = sampled("random:5", every)
     assert len({str(p) for p in some}) == 5

@@ -6,6 +6,7 @@ import pytest
 from heard import Heard
 from refusal import corruption
 from sent import sent
+from setting_lines import swept
 
 from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import Exit, FedcacheError, FederatedRunError, StoreError
@@ -27,8 +28,7 @@ def requested(methods, sweeps, **options):
 
 def test_a_point_is_what_train_would_be_asked():
     said = "lr=0.1 rounds=3 participation=50% backbones=glyph-clip+pixels domain=a+b byzantine=0.3 aggregate=median"
-    sweeps = {key: [value] for key, value in (word.split("=") for word in said.split())}
-    request = requested(["fedprox", "fedavg"], sweeps)
+    request = requested(["fedprox", "fedavg"], swept(said))
     assert request.config_of(0) == TrainConfig(
         method="fedprox",
         set={"mu": "1", "lr": "0.1"},
@@ -48,16 +48,17 @@ def test_a_point_is_what_train_would_be_asked():
 @pytest.mark.parametrize(
     ("methods", "sweeps", "rounds", "noted"),
     [
-        (["fedavg", "fedntd"], {}, None, True),
-        (["fedavg", "fedprox"], {}, None, False),
+        ("fedavg,fedntd", "", None, True),
+        ("fedavg,fedprox", "", None, False),
         # A method of one round has no choice.
-        (["fedavg", "fed3r"], {}, None, False),
-        (["fedavg", "fedntd"], {}, 3, False),
-        (["fedavg", "fedntd"], {"rounds": ["3"]}, None, False),
+        ("fedavg,fed3r", "", None, False),
+        ("fedavg,fedntd", "", 3, False),
+        ("fedavg,fedntd", "rounds=3", None, False),
     ],
 )
 def test_different_rounds_of_two_papers_are_noted(methods, sweeps, rounds, noted):
-    request = requested(methods, sweeps, config=TrainConfig(rounds=rounds))
+    config = TrainConfig(rounds=rounds)
+    request = requested(methods.split(","), swept(sweeps), config=config)
     assert ["fedntd 10" in note for note in request.notes] == [True] * noted
 
 
@@ -71,14 +72,14 @@ def test_a_swept_scheme_is_laid_over_that_of_all_points():
 
 
 def test_points_that_differ_in_floats_alone_are_one_group():
-    points = combinations(["fedprox", "fedavg"], {"lr": ["0.1", "0.2"], "batch": ["8", "16"]})
+    points = combinations(["fedprox", "fedavg"], swept("lr=0.1,0.2 batch=8,16"))
     assert point_groups(points) == [[0, 2], [1, 3], [4, 6], [5, 7]]
 
 
 def test_a_point_that_uploads_do_not_allow_is_named_before_any_is_run():
     config = TrainConfig(participation="all", byzantine=0.4)
     with pytest.raises(FedcacheError, match=r"^fedavg aggregate=krum clients=3: "):
-        requested(["fedavg"], {"aggregate": ["mean", "krum"], "clients": ["9", "3"]}, config=config)
+        requested(["fedavg"], swept("aggregate=mean,krum clients=9,3"), config=config)
 
 
 def made(mean):
@@ -92,7 +93,7 @@ def made(mean):
 
 def test_a_point_that_ends_is_told_of_when_it_is_the_best_so_far():
     heard = Heard()
-    run = GridRun(requested(["fedavg"], {"lr": ["1", "2", "3", "4", "5"]}), heard, Stop())
+    run = GridRun(requested(["fedavg"], swept("lr=1,2,3,4,5")), heard, Stop())
     run.end_point(3, made(0.0))
     run.end_point(0, made(0.5))
     run.end_point(1, made(0.5))  # not better
@@ -112,7 +113,7 @@ def test_a_point_that_ends_is_told_of_when_it_is_the_best_so_far():
 
 
 def test_a_grid_without_any_result_is_an_error():
-    run = GridRun(requested(["fedavg"], {"lr": ["1", "2"]}), Silent(), Stop())
+    run = GridRun(requested(["fedavg"], swept("lr=1,2")), Silent(), Stop())
     run.end_point(0, FederatedRunError("Failed.", "Lower lr."))
     run.end_point(1, DamagedRunError(Path("/runs/d/result.json")))
     corruption(run.grid, "result.json ", "Failed", "--fresh")
@@ -134,7 +135,7 @@ def test_an_error_of_a_point_crosses_the_process_as_it_is(monkeypatch):
         raise error
 
     monkeypatch.setattr(train_grid, "train", fails)
-    assert train_grid._train_point(requested(["fedavg"], {"lr": ["1", "2"]}), 1) is error
+    assert train_grid._train_point(requested(["fedavg"], swept("lr=1,2")), 1) is error
     again = sent(error)
     assert again.code == Exit.FEDERATED
     assert again.message == "Failed."

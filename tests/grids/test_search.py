@@ -18,6 +18,8 @@ from files_now import files_now
 from homes import made_once
 from made_path import place_of
 from refusal import refused
+from setting_lines import set_to, swept
+from text_tables import rows_of
 
 import fedcache as fc
 from fedcache.grids import points as spaces
@@ -35,9 +37,8 @@ SEARCH = f"grid {RUN} --sampler optuna --sweep lr=log:1e-3..1 --sweep batch=4,8,
 store = made_once(ingested, autouse=True)
 
 
-def searched(**sweeps):
-    values = {k: tuple(v.split(",")) for k, v in sweeps.items()}
-    return search_of(Sampling("optuna"), ["fedavg"], values)
+def searched(sweeps):
+    return search_of(Sampling("optuna"), ["fedavg"], swept(sweeps))
 
 
 def points(done):
@@ -46,9 +47,7 @@ def points(done):
 
 
 def test_lists_are_categories_and_ranges_are_numbers():
-    space = searched(
-        lr="log:1e-4..1", momentum="0..0.9", batch="8..64", head="mlp,linear", rounds="2..5"
-    ).space
+    space = searched("lr=log:1e-4..1 momentum=0..0.9 batch=8..64 head=mlp,linear rounds=2..5").space
     assert space == {
         "lr": Range(1e-4, 1.0, log=True, whole=False),
         "momentum": Range(0.0, 0.9, log=False, whole=False),
@@ -66,35 +65,38 @@ def test_a_drawn_number_can_be_typed_and_lies_in_its_range():
 
 
 def test_the_size_of_a_space_and_its_points():
-    finite = searched(batch="8..10", head="mlp,linear")
+    finite = searched("batch=8..10 head=mlp,linear")
     assert finite.size == 6
     assert [dict(values) for _, values in finite.every_point()][:2] == [
         {"batch": "8", "head": "mlp"},
         {"batch": "8", "head": "linear"},
     ]
-    assert searched(lr="0.1..1").size == math.inf
+    assert searched("lr=0.1..1").size == math.inf
     assert [sweep for _, sweep in finite.corners()] == [
         {"batch": b, "head": h} for b in ("8", "10") for h in ("mlp", "linear")
     ]
 
 
-@pytest.mark.parametrize(
-    ("sampling", "sweeps", "words"),
-    [
-        (Sampling("optuna:tqe"), {"lr": ("0.1", "1")}, "optuna"),
-        (Sampling("optuna", trials=0), {"lr": ("0.1", "1")}, "at least 1"),
-        (Sampling("grid", trials=3), {"lr": ("0.1", "1")}, "--trials"),
-        (Sampling("grid"), {"lr": ("log:1e-4..1",)}, "range"),
-        (Sampling("optuna"), {}, "nothing to search"),
-        (Sampling("optuna"), {"lr": ("0.1", "1..2")}, "mixes"),
-        (Sampling("optuna"), {"lr": ("log:0..1",)}, "above 0"),
-        (Sampling("optuna"), {"batch": ("0.5..8",)}, "whole numbers"),
-        (Sampling("optuna"), {"head": ("0..1",)}, "words"),
-        (Sampling("optuna"), {"lrr": ("0.1..8",)}, "lrr"),
-    ],
+UNSEARCHABLE = rows_of(
+    """
+    optuna:tqe |          | lr=0.1,1       | optuna
+    optuna     | trials=0 | lr=0.1,1       | at least 1
+    grid       | trials=3 | lr=0.1,1       | --trials
+    grid       |          | lr=log:1e-4..1 | range
+    optuna     |          |                | nothing to search
+    optuna     |          | lr=0.1,1..2    | mixes
+    optuna     |          | lr=log:0..1    | above 0
+    optuna     |          | batch=0.5..8   | whole numbers
+    optuna     |          | head=0..1      | words
+    optuna     |          | lrr=0.1..8     | lrr
+    """
 )
-def test_what_cannot_be_searched_is_refused(sampling, sweeps, words):
-    refused(lambda: search_of(sampling, ["fedavg"], sweeps), words)
+
+
+@pytest.mark.parametrize(("sampler", "trials", "sweeps", "words"), UNSEARCHABLE)
+def test_what_cannot_be_searched_is_refused(sampler, trials, sweeps, words):
+    sampling = Sampling(sampler, **set_to(trials))
+    refused(lambda: search_of(sampling, ["fedavg"], swept(sweeps)), words)
 
 
 def test_a_search_without_optuna_says_how_to_install_it(monkeypatch):

@@ -2,6 +2,7 @@
 
 import pytest
 from refusal import refused
+from setting_lines import swept
 
 from fedcache.grids.points import (
     combinations,
@@ -10,12 +11,6 @@ from fedcache.grids.points import (
     typed_sweep_values,
     values_of_place,
 )
-
-
-def swept(line):
-    """The values of each swept key, as after ``--sweep``."""
-    words = (word.partition("=") for word in line.split())
-    return {key: values.split(",") if values else [] for key, _, values in words}
 
 
 @pytest.mark.parametrize(
@@ -48,15 +43,15 @@ def test_a_swept_backbone_is_a_known_name_or_an_array_with_its_digest():
 
 
 def test_a_name_that_scheme_and_method_have_is_distinguished():
-    refused(lambda: combinations(["fedavg", "perfedavg"], {"alpha": ["0.1"]}), "perfedavg")
+    refused(lambda: combinations(["fedavg", "perfedavg"], swept("alpha=0.1")), "perfedavg")
     assert split_key("alpha") == split_key("partition.alpha") == ("partition", "alpha")
     assert split_key("set.alpha") == ("set", "alpha")
     sweep = {"set.alpha": "1", "partition.alpha": "2", "rounds": "3", "lr": "4"}
     assert values_of_place(sweep, "partition") == {"alpha": "2"}
     assert values_of_place(sweep, "set") == {"alpha": "1", "lr": "4"}
-    apart = point_groups(combinations(["perfedavg"], {"partition.alpha": ["0.1", "5"]}))
+    apart = point_groups(combinations(["perfedavg"], swept("partition.alpha=0.1,5")))
     assert apart == [[0], [1]]
-    assert point_groups(combinations(["perfedavg"], {"set.alpha": ["0.1", "5"]})) == [[0, 1]]
+    assert point_groups(combinations(["perfedavg"], swept("set.alpha=0.1,5"))) == [[0, 1]]
 
 
 def test_values_of_a_run_have_the_type_of_its_option():
@@ -69,5 +64,5 @@ def test_values_of_a_run_have_the_type_of_its_option():
 
 
 def test_what_is_written_twice_is_named_with_the_values_that_are_left():
-    error = refused(lambda: combinations(["fedavg"], {"lr": ["1", "2", "1.0", "3"]}))
+    error = refused(lambda: combinations(["fedavg"], swept("lr=1,2,1.0,3")))
     assert error.hint == "--sweep lr=1,2,3"

@@ -5,6 +5,7 @@ from arrays import ingested
 from command import data_of
 from failing_command import must_fail
 from refusal import refused
+from setting_lines import set_to, swept
 
 import fedcache as fc
 from fedcache.config import TrainConfig
@@ -15,7 +16,7 @@ from fedcache.runs.score import score_of
 
 def test_a_key_reaches_the_methods_that_have_it_and_the_others_are_named():
     points, said = points_that_differ(
-        ["fedavg", "fed3r"], {"lr": ["0.1", "1"], "rounds": ["1"]}, TrainConfig(set={"lam": "2"})
+        ["fedavg", "fed3r"], swept("lr=0.1,1 rounds=1"), TrainConfig(set={"lam": "2"})
     )
     assert points == [
         ("fedavg", {"lr": "0.1", "rounds": "1"}),
@@ -33,22 +34,24 @@ def test_a_key_reaches_the_methods_that_have_it_and_the_others_are_named():
 
 
 @pytest.mark.parametrize(
-    ("method", "swept", "values", "settings"),
+    ("method", "key", "values", "settings"),
     [
-        ("fedavg", "momentum", ["0.5", "1"], {}),
-        ("fedavg", "bn_mode", ["avg", "local"], {"bn": "false"}),
-        ("fed3r", "reg_bias", ["true", "false"], {}),
-        ("gh-ofl", "shrink", ["0.1", "0.2"], {"head": "nb"}),
+        ("fedavg", "momentum", "0.5,1", ""),
+        ("fedavg", "bn_mode", "avg,local", "bn=false"),
+        ("fed3r", "reg_bias", "true,false", ""),
+        ("gh-ofl", "shrink", "0.1,0.2", "head=nb"),
     ],
 )
-def test_a_sweep_of_what_is_not_read_is_refused(method, swept, values, settings):
-    config = TrainConfig(set=settings)
-    refused(lambda: points_that_differ([method], {swept: values}, config), f"--sweep {swept}")
+def test_a_sweep_of_what_is_not_read_is_refused(method, key, values, settings):
+    config = TrainConfig(set=set_to(settings))
+    refused(
+        lambda: points_that_differ([method], swept(f"{key}={values}"), config), f"--sweep {key}"
+    )
 
 
 def test_what_one_setting_turns_off_is_trained_once_there():
     points, said = points_that_differ(
-        ["fedavg"], {"opt": ["adam", "sgd"], "momentum": ["0.5", "0"]}, TrainConfig()
+        ["fedavg"], swept("opt=adam,sgd momentum=0.5,0"), TrainConfig()
     )
     assert points == [
         ("fedavg", {"opt": "adam"}),
@@ -60,15 +63,15 @@ def test_what_one_setting_turns_off_is_trained_once_there():
 
 
 def test_settings_without_an_effect_on_any_figure_are_found():
-    def swept(*means):
+    def points(*means):
         settings = [{"lr": lr, "wd": wd} for lr in "12" for wd in "01"]
         return [
             ("m", sweep, {"accuracy": {"mean": mean}})
             for sweep, mean in zip(settings, means, strict=True)
         ]
 
-    assert without_effect(swept(0.5, 0.5, 0.6, 0.6)) == ["wd"]
-    assert without_effect(swept(0.5, 0.5, 0.6, 0.7)) == []
+    assert without_effect(points(0.5, 0.5, 0.6, 0.6)) == ["wd"]
+    assert without_effect(points(0.5, 0.5, 0.6, 0.7)) == []
 
 
 @pytest.mark.slow

@@ -1,9 +1,11 @@
 """What a run is asked to do, once every default is in place."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from refusal import refused
+from setting_lines import chosen, set_to
 
 from fedcache.config import PartitionConfig, TrainConfig
 from fedcache.federate.methods import METHODS
@@ -23,16 +25,16 @@ from fedcache.runs.spec import (
 @pytest.mark.parametrize(
     ("config", "kept"),
     [
-        ({}, {}),
-        ({"on_bad_update": "fail"}, {}),  # what is done where nothing is said
-        ({"byzantine": 0.4}, {}),  # the mean expects nobody
-        ({"byzantine": 0.4, "aggregate": "median"}, {"byzantine": 0.4, "aggregate": "median"}),
-        ({"attack": "sign-flip:0.20:10.0"}, {"attack": "sign-flip:0.2:10"}),
-        ({"dp_allow": "rows, evaluation,rows"}, {"dp_allow": "evaluation,rows"}),
+        ("", ""),
+        ("on_bad_update=fail", ""),  # what is done where nothing is said
+        ("byzantine=0.4", ""),  # the mean expects nobody
+        ("byzantine=0.4 aggregate=median", "byzantine=0.4 aggregate=median"),
+        ("attack=sign-flip:0.20:10.0", "attack=sign-flip:0.2:10"),
+        ({"dp_allow": "rows, evaluation,rows"}, "dp_allow=evaluation,rows"),
     ],
 )
 def test_options_of_one_meaning_have_one_spelling(config, kept):
-    assert non_default_options(TrainConfig(**config)) == kept
+    assert non_default_options(TrainConfig(**chosen(config))) == set_to(kept)
 
 
 def test_seeds_are_a_list_of_at_most_ten_thousand_below_a_thousand_million():
@@ -58,26 +60,20 @@ def test_other_words_for_clients_a_round_are_refused(text):
     refused(lambda: parse_participation(text), f"--participation {text} ")
 
 
-@pytest.mark.parametrize(
-    ("config", "partition", "named"),
-    [
-        ({"store": "a"}, {"scheme": "iid", "clients": 3, "options": {"shots": 2}}, None),
-        ({"store": "a", "dataset": "b"}, {}, "--store and --dataset"),
-        ({"partition": "p"}, {"scheme": "iid"}, "--partition and --scheme"),
-        (
-            {"partition": "p"},
-            {"options": {"alpha": 1, "validation": 0.2, "grouping": "x"}},
-            "--partition and --alpha, --validation, --option grouping",
-        ),
-        ({"clients_from": "d"}, {"clients": 3}, "--clients-from and --clients"),
-    ],
-)
-def test_options_of_which_one_would_be_ignored_are_refused(config, partition, named):
-    asked = TrainConfig(method="fed3r", **config), PartitionConfig(**partition)
-    if named is None:
-        check_config(*asked)
-    else:
-        refused(lambda: check_config(*asked), named)
+def test_options_of_which_one_would_be_ignored_are_refused():
+    def checked(config, partition):
+        asked = TrainConfig(method="fed3r", **set_to(config))
+        check_config(asked, PartitionConfig(**set_to(partition)))
+
+    checked("store=a", 'scheme=iid clients=3 options={"shots":2}')
+    many = 'options={"alpha":1,"validation":0.2,"grouping":"x"}'
+    for config, partition, named in (
+        ("store=a dataset=b", "", "--store and --dataset"),
+        ("partition=p", "scheme=iid", "--partition and --scheme"),
+        ("partition=p", many, "--partition and --alpha, --validation, --option grouping"),
+        ("clients_from=d", "clients=3", "--clients-from and --clients"),
+    ):
+        refused(partial(checked, config, partition), named)
 
 
 def test_what_an_ordinary_run_does_not_have_is_part_of_the_identity_of_another():

@@ -24,6 +24,12 @@ def cases_of(table):
     return found
 
 
+def swept(line):
+    """The values of each swept key, as words: ``lr=0.1,0.01 rounds=3``."""
+    words = (part.partition("=") for part in line.split())
+    return {key: values.split(",") if values else [] for key, _, values in words}
+
+
 def _value(word):
     try:
         return json.loads(word)

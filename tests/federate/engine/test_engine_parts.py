@@ -39,14 +39,14 @@ def test_presets_are_legal_and_written_as_they_are_read(preset):
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"lrr": "1"}, "'lr'"),
-        ({"momentum": 1.5}, "from 0 to 1"),
-        ({"batch": "2.5"}, "an integer"),
-        ({"opt": "sdg"}, "adam | sgd"),
+        ("lrr=1", "'lr'"),
+        ("momentum=1.5", "from 0 to 1"),
+        ("batch=2.5", "an integer"),
+        ("opt=sdg", "adam | sgd"),
     ],
 )
 def test_an_illegal_setting_is_refused(settings, named):
-    refused(lambda: METHODS["fedavg"].resolve("paper", settings), named)
+    refused(lambda: METHODS["fedavg"].resolve("paper", set_to(settings)), named)
 
 
 def test_a_text_start_needs_text_and_a_linear_head():

@@ -21,7 +21,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from methods_tried import tried
 from refusal import refused, training_error
+from setting_lines import set_to
 from small_sites import Heard, cut, missed_by
+from text_tables import rows_of
 
 from fedcache.commands import flower
 from fedcache.config import Home, TrainConfig
@@ -515,25 +517,24 @@ def test_stores_of_their_own_are_sites_under_the_names_they_are_given(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        ({"method": "central"}, "in one place"),
-        ({"method": "promptfl"}, "shards have only features"),
-        ({"method": "fedavg", "set": {"feat_post": "standardize"}}, "all clients' rows"),
-        ({"method": "clip-zs", "set": {"feat_post": "center"}}, "feat_post=center"),
-        ({"method": "fedavg", "attack": "sign-flip:0.2"}, "sites are real"),
-        ({"method": "fedavg", "asynchronous": 2}, "--asynchronous"),
-        ({"method": "fedavg", "dp_clip": 1.0, "dp_noise": 1.0}, "correct predictions"),
-        (
-            {"method": "fedavg", "sweep": {"rounds": ("1", "2")}},
-            "only hyperparameters of the training",
-        ),
-        ({"method": "fedavg", "quorum": 4}, "--quorum is 4"),
-    ],
+IMPOSSIBLE = rows_of(
+    """
+    central  |                                 | in one place
+    promptfl |                                 | shards have only features
+    fedavg   | set={"feat_post":"standardize"} | all clients' rows
+    clip-zs  | set={"feat_post":"center"}      | feat_post=center
+    fedavg   | attack=sign-flip:0.2            | sites are real
+    fedavg   | asynchronous=2                  | --asynchronous
+    fedavg   | dp_clip=1.0 dp_noise=1.0        | correct predictions
+    fedavg   | sweep={"rounds":["1","2"]}      | only hyperparameters of the training
+    fedavg   | quorum=4                        | --quorum is 4
+    """
 )
-def test_what_cannot_run_over_sites_is_refused_before_anything_is_sent(words, why):
-    refused(lambda: planned(**words), why)
+
+
+@pytest.mark.parametrize(("method", "words", "why"), IMPOSSIBLE)
+def test_what_cannot_run_over_sites_is_refused_before_anything_is_sent(method, words, why):
+    refused(lambda: planned(method, **set_to(words)), why)
 
 
 def test_without_keys_nothing_leaves_the_machine():

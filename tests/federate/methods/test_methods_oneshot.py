@@ -10,6 +10,7 @@ from float64 import far
 from method_calls import lanes
 from pooled_rows import CLIENTS, DATA, MEANS, POOL, TEST, X, Y, any_partition, parts
 from refusal import training_error
+from setting_lines import set_to
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import Ridge
 
@@ -25,11 +26,11 @@ LABEL = DATA.y[POOL].numpy()
 @pytest.mark.parametrize(
     ("name", "settings", "key"),
     [
-        ("fed3r", {"lam": 0.0}, "lam"),
-        ("fed3r", {"lam": 0.0, "omega": 1.0}, "lam"),
-        ("fed3r-prior", {"lam": 0.0}, "lam"),
-        ("fedcgs", {"gamma_shrink": 0.0}, "gamma_shrink"),
-        ("fedcof", {"gamma": 0.0}, "gamma"),
+        ("fed3r", "lam=0.0", "lam"),
+        ("fed3r", "lam=0.0 omega=1.0", "lam"),
+        ("fed3r-prior", "lam=0.0", "lam"),
+        ("fedcgs", "gamma_shrink=0.0", "gamma_shrink"),
+        ("fedcof", "gamma=0.0", "gamma"),
     ],
 )
 def test_a_singular_system_names_the_switch_and_a_value_that_works(name, settings, key):
@@ -37,7 +38,8 @@ def test_a_singular_system_names_the_switch_and_a_value_that_works(name, setting
     info = training_error(lambda: go_all(name, settings, twice, CLIENTS), f"{key}=0")
     word = info.hint.split("--set ")[1].split("=")
     assert word[0] == key
-    assert np.isfinite(go_all(name, {**settings, key: float(word[1])}, twice, CLIENTS).accuracy)
+    works = set_to(settings) | {key: float(word[1])}
+    assert np.isfinite(go_all(name, works, twice, CLIENTS).accuracy)
 
 
 # fed3r: personal models and random features
@@ -208,17 +210,18 @@ def test_automatic_gamma_follows_the_variance_of_the_features():
 @pytest.mark.parametrize(
     ("names", "gamma"),
     [
-        (("mobilenetv2-birds",), 0.1),
-        (("hf:google/MobileNet_v2_1.0_224",), 0.1),
-        (("mobilevit-s",), 1.0),
-        ((), 1.0),
-        (("mobilenetv2-birds", "mobilenetv2-insects"), 0.1),
-        (("mobilenetv2-birds", "glyph-clip"), 1.0),
+        ("mobilenetv2-birds", 0.1),
+        ("hf:google/MobileNet_v2_1.0_224", 0.1),
+        ("mobilevit-s", 1.0),
+        ("", 1.0),
+        ("mobilenetv2-birds mobilenetv2-insects", 0.1),
+        ("mobilenetv2-birds glyph-clip", 1.0),
     ],
 )
 def test_the_released_gamma_follows_the_backbone(names, gamma):  # D-86
     assert METHODS["fedcof"].resolve("official")["gamma_auto"] == "backbone"
-    out = go_all("fedcof", "gamma_auto=backbone", replace(DATA, backbones=names), CLIENTS)
+    data = replace(DATA, backbones=tuple(names.split()))
+    out = go_all("fedcof", "gamma_auto=backbone", data, CLIENTS)
     assert far(out.server["W"], by_hand(gamma, CLIENTS)[0]) < 1e-10
     assert out.records[-1].diagnostics["gamma"] == out.hp["gamma"] == gamma
 

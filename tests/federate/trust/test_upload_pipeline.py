@@ -23,22 +23,19 @@ def equal_clients():
     return data, [replace(c, train=c.train[:8]) for c in clients if len(c.train) >= 8]
 
 
-FLIP = "sign-flip:0.3:10"
-
-
 @pytest.mark.parametrize("execution", ["batched", "gram"])
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("fedavg", {"aggregate": "median", "attack": FLIP}),
-        ("fedprox", {"aggregate": "nnm+trimmed:0.2", "attack": FLIP}),
-        ("fedproto", {"aggregate": "clip:0.5", "attack": FLIP}),
-        ("fedavg", {"max_share": 0.2}),
-        ("fedproto", {"max_share": 0.2}),
+        ("fedavg", "aggregate=median attack=sign-flip:0.3:10"),
+        ("fedprox", "aggregate=nnm+trimmed:0.2 attack=sign-flip:0.3:10"),
+        ("fedproto", "aggregate=clip:0.5 attack=sign-flip:0.3:10"),
+        ("fedavg", "max_share=0.2"),
+        ("fedproto", "max_share=0.2"),
     ],
 )
 def test_executions_agree_under_robust_rules_attacks_and_capped_shares(name, execution, words):
-    how = {"trust": parse_policy(**words), "participation": 7}
+    how = {"trust": parse_policy(**set_to(words)), "participation": 7}
     one, other = (
         go(name, "opt=sgd lr=0.05", execution=e, **how) for e in ("sequential", execution)
     )
