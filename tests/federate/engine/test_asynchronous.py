@@ -1,6 +1,5 @@
 """Simulated time and asynchronous rounds (FedBuff), as laws: over all methods that take them, and by hand."""
 
-import json
 import math
 from collections import Counter
 from dataclasses import replace
@@ -14,8 +13,7 @@ from federation import (
     cases,
     difference,
     go_tiny,
-    ids,
-    server_gap,
+    keeps,
     tiny,
     trial_of_case,
     wide,
@@ -26,12 +24,10 @@ from hypothesis import strategies as st
 from methods_tried import tried
 from pairs import parametrize, served
 from refusal import refused
-from safetensors.torch import load, save
 from setting_lines import set_to
 
 from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.method import Defaults, Method, whole_server
-from fedcache.federate.engine.outcome import Snapshot
 from fedcache.federate.engine.run import RunCallbacks, TrainingRun, run
 from fedcache.federate.engine.sampling import ClientSampler, SamplingRule
 from fedcache.federate.engine.simulated_time import (
@@ -44,6 +40,7 @@ from fedcache.federate.engine.simulated_time import (
 )
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.client_table import Client, NumberedNames
+from fedcache.testing.method_laws import METHOD_LAWS, Trial
 
 pytest_generate_tests = parametrize
 
@@ -55,7 +52,6 @@ def takes_it(name):
 ALL = [case for case in tried(cases() + VARIANTS) if takes_it(case[0])]
 EACH = one_of_each(ALL)
 EXECUTIONS = ["sequential", "batched", "gram"]
-STALE = {"timing": TimingRule(buffer=2), "rounds": 5}  # of three at a time: updates are stale
 
 
 def pair_for(execution):
@@ -74,48 +70,40 @@ def test_equal_durations_and_a_buffer_of_all_in_training_are_rounds_to_the_bit(c
     assert all(r.diagnostics["staleness_max"] == 0.0 for r in steps.records)
 
 
+class Stale(Trial):
+    """A trial with stale updates: two fill the buffer, of three clients in training."""
+
+    def run(self, pair, **how):
+        out = super().run(pair, **{"timing": TimingRule(buffer=2), "rounds": 5, **how})
+        assert max(record.diagnostics["staleness_max"] for record in out.records) > 0
+        return out
+
+
+def keeps_when_stale(law, case, execution):
+    """Try a law of all methods on a case whose updates are stale."""
+    settings = trial_of_case(case, execution).settings
+    METHOD_LAWS[law].holds(Stale(METHODS[case[0]], execution, settings))
+
+
 @served(EACH, ["batched", "gram"])
 def test_executions_agree_on_stale_updates(case, execution):
-    pair = pair_for(execution)
-    one, other = (go_tiny(*case, *pair, execution=e, **STALE) for e in ("sequential", execution))
-    assert difference(one, other) <= trial_of_case(case, execution).closeness
-    assert one.traffic == other.traffic
-    assert max(r.diagnostics["staleness_max"] for r in one.records) > 0
+    keeps_when_stale("executions_agree", case, execution)
 
 
 @served(EACH, EXECUTIONS, in_turn=True)
 def test_a_run_that_goes_on_with_clients_in_training_has_the_same_bits(case, execution):
-    saved = {}
-    pair = pair_for(execution)
-    whole = go_tiny(
-        *case,
-        *pair,
-        execution=execution,
-        on_round=lambda r, _m, _t, s: saved.update({r: s()}),
-        **STALE,
-    )
-    assert any(key.startswith("version/") for snap in saved.values() for key in snap.tensors)
-    for after, snap in saved.items():
-        # as it comes back from files
-        snap = Snapshot(load(save(snap.tensors)), json.loads(json.dumps(snap.meta)))
-        resumed = go_tiny(*case, *pair, execution=execution, state=snap, **STALE)
-        assert difference(whole, resumed) == 0.0, f"resumed after step {after}"
-        assert resumed.traffic == whole.traffic
-        assert [replace(r, seconds=0.0) for r in resumed.records] == [
-            replace(r, seconds=0.0) for r in whole.records
-        ]
+    keeps_when_stale("a_resumed_run_has_the_same_bits", case, execution)
 
 
-@pytest.mark.parametrize("case", EACH, ids=ids)
-def test_the_order_of_clients_does_not_matter_in_simulated_time(case):
-    data, clients = tiny(views=4)
-    order = [0, 2, 3, 1]
-    a = go_tiny(*case, data, clients, **STALE)
-    b = go_tiny(*case, data, [clients[i] for i in order], **STALE)
-    assert server_gap(a, b) <= trial_of_case(case, "sequential").closeness
-    assert [{order.index(c) for c in r.clients} for r in a.records] == [
-        set(r.clients) for r in b.records
-    ]
+def test_a_snapshot_has_the_models_that_clients_in_training_began_with():
+    saved = []
+    go_tiny("fedavg", rounds=5, timing=TimingRule(buffer=2), on_round=keeps(saved))
+    assert any(key.startswith("version/") for snap in saved for key in snap.tensors)
+
+
+@served(EACH, ["sequential"])
+def test_the_order_of_clients_does_not_matter_in_simulated_time(case, execution):
+    keeps_when_stale("the_order_of_clients_does_not_matter", case, execution)
 
 
 def add(down, _state, data, _ctx):
