@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from refusal import training_error
-from small_sites import cut
+from small_sites import sharded
 
 pytest.importorskip("flwr", reason="pip install 'fedcache[flower]'")
 pytestmark = [pytest.mark.engines]
@@ -29,9 +29,6 @@ from fedcache.federate.engines.flower.server import federate  # noqa: E402
 from fedcache.federate.engines.flower.transport import FlowerTransport, from_record  # noqa: E402
 from fedcache.progress import Silent  # noqa: E402
 from fedcache.runs.loop import train  # noqa: E402
-from fedcache.store.store import Store  # noqa: E402
-
-C, D, ROWS = 4, 6, 240
 
 
 class OneProcess:
@@ -85,14 +82,7 @@ class OneProcess:
 def sites(tmp_path, monkeypatch):
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
     monkeypatch.setattr(transport_module, "PULL_EVERY", 0.0)
-    draw = np.random.default_rng(3)
-    y = draw.integers(0, C, ROWS)
-    x = (draw.standard_normal((C, D))[y] + draw.standard_normal((ROWS, D))).astype(np.float32)
-    store = Store.from_arrays(
-        {"mine": x}, labels=y, classes=list("abcd"), path=tmp_path / "whole.zarr"
-    )
-    cut(store, tmp_path, 5, "dirichlet", "--alpha", 1)
-    return tmp_path / "sites"
+    return sharded(tmp_path, 5, "dirichlet", "--alpha", 1, rows=240, classes=4)
 
 
 def grid_of(sites, tmp_path, **config):

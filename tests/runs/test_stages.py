@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from failing_command import must_fail
 from refusal import refused
+from sklearn.linear_model import Ridge
 
 import fedcache as fc
 from fedcache.config import TrainConfig
@@ -73,8 +74,8 @@ def test_the_figures_are_those_of_ridge_regressions_on_the_classes_so_far(store,
         train = here & ~split
         test = here & split
         one_hot = np.eye(CLASSES)[y[train]]
-        W = np.linalg.solve(x[train].T @ x[train] + lam * np.eye(12), x[train].T @ one_hot)
-        scores = x[test] @ W
+        ridge = Ridge(alpha=lam, fit_intercept=False).fit(x[train], one_hot)
+        scores = ridge.predict(x[test])
         scores[:, stage_of > stage] = -np.inf
         right = scores.argmax(1) == y[test]
         after_each.append(right.mean())

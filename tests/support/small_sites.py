@@ -17,8 +17,8 @@ def mean_accuracy(run):
     return float(run.result["accuracy"]["mean"])
 
 
-def sharded(place, clients, *, rows, classes=3, width=6):
-    """Stores of so many clients, which share the rows of one store evenly."""
+def sharded(place, clients, scheme="iid", *options, rows, classes=3, width=6):
+    """Stores of so many clients, which share the rows of one store, by default evenly."""
     draw = np.random.default_rng(3)
     y = draw.integers(0, classes, rows)
     x = (
@@ -27,7 +27,7 @@ def sharded(place, clients, *, rows, classes=3, width=6):
     store = Store.from_arrays(
         {"mine": x}, labels=y, classes=list("abcd")[:classes], path=place / "whole.zarr"
     )
-    cut(store, place, clients, "iid")
+    cut(store, place, clients, scheme, *options)
     return place / "sites"
 
 

@@ -21,11 +21,8 @@ SETTINGS = set_to("n_ctx=3 rank=2 batch=64 lr=0.02")
 
 def orthogonal(matrix):
     """The columns by Gram and Schmidt."""
-    done = []
-    for column in matrix.T:
-        rest = column - sum((q * (q @ column) for q in done), torch.zeros_like(column))
-        done.append(rest / rest.norm())
-    return torch.stack(done, 1)
+    q, r = torch.linalg.qr(matrix)
+    return q * r.diagonal().sign()
 
 
 def released(two, start, sigma, clip):

@@ -1,6 +1,5 @@
 """Attacks, robust rules and privacy on whole runs: what they promise, what they refuse, what they say."""
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -153,13 +152,13 @@ def test_without_noise_and_with_a_wide_bound_privacy_is_the_mean_of_clients():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((1.0, None), "--dp-noise"),
-        ((None, None, None, None, "rows"), "--dp-allow"),
-        ((1.0, 1.0, None, -1), "--dp-seed -1"),
-        ((1.0, 1.0, None, None, "rows,acuracy"), "'acuracy'"),
-        ((1.0, 1.0, 1.0), "--dp-delta 1"),
-        ((math.inf, 1.0), "--dp-clip is inf"),
+        ("bound=1.0 noise=null", "--dp-noise"),
+        ("bound=null noise=null allow=rows", "--dp-allow"),
+        ("bound=1.0 noise=1.0 seed=-1", "--dp-seed -1"),
+        ("bound=1.0 noise=1.0 allow=rows,acuracy", "'acuracy'"),
+        ("bound=1.0 noise=1.0 delta=1.0", "--dp-delta 1"),
+        ("bound=Infinity noise=1.0", "--dp-clip is inf"),
     ],
 )
 def test_words_that_are_no_privacy(words, message):
-    refused(lambda: parse_privacy(*words), message)
+    refused(lambda: parse_privacy(**set_to(words)), message)
