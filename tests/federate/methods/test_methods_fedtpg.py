@@ -26,46 +26,38 @@ def network(settings=None):
 
 def block(p, name, width):
     """torch's layers with the parameters of one block: (norm of queries, of keys, attention, feed-forward)."""
-    layers = (
-        nn.LayerNorm(E),
-        nn.LayerNorm(width),
-        nn.MultiheadAttention(E, 4, kdim=width, vdim=width),
+
+    def loaded(layer, part, weight, bias):
+        layer.double().load_state_dict(
+            {"weight": p[f"{name}.{part}.{weight}"], "bias": p[f"{name}.{part}.{bias}"]}
+        )
+        return layer
+
+    queries = loaded(nn.LayerNorm(E), "query", "gain", "shift")
+    wide = loaded(nn.LayerNorm(E), "wide", "gain", "shift")
+    first = loaded(nn.Linear(E, 8 * E), "A", "W", "b")
+    last = loaded(nn.Linear(4 * E, E), "B", "W", "b")
+    keys = None
+    weights = {f"{k.lower()}_proj_weight": p[f"{name}.{k}.W"] for k in "QKV"}
+    if f"{name}.key.gain" in p:
+        keys = loaded(nn.LayerNorm(width), "key", "gain", "shift")
+    else:  # of equal widths, in one matrix
+        weights = {"in_proj_weight": torch.cat(list(weights.values()))}
+    attention = nn.MultiheadAttention(E, 4, kdim=width, vdim=width).double()
+    attention.load_state_dict(
+        {
+            **weights,
+            "in_proj_bias": torch.cat([p[f"{name}.{k}.b"] for k in "QKV"]),
+            "out_proj.weight": p[f"{name}.O.W"],
+            "out_proj.bias": p[f"{name}.O.b"],
+        }
     )
-    wide = nn.LayerNorm(E)
-    first = nn.Linear(E, 8 * E)
-    last = nn.Linear(4 * E, E)
-    for layer in (*layers, wide, first, last):
-        layer.double()
-    attention = layers[2]
-    names = [
-        (layers[0], "query", ("gain", "shift")),
-        (wide, "wide", ("gain", "shift")),
-        (first, "A", "Wb"),
-        (last, "B", "Wb"),
-        (attention.out_proj, "O", "Wb"),
-    ]
-    names += [(layers[1], "key", ("gain", "shift"))] * (f"{name}.key.gain" in p)
-    with torch.no_grad():
-        for layer, part, (weight, bias) in names:
-            layer.weight.copy_(p[f"{name}.{part}.{weight}"])
-            layer.bias.copy_(p[f"{name}.{part}.{bias}"])
-        each = [p[f"{name}.{k}.W"] for k in "QKV"]
-        if attention.in_proj_weight is None:
-            for own, W in zip(
-                (attention.q_proj_weight, attention.k_proj_weight, attention.v_proj_weight),
-                each,
-                strict=True,
-            ):
-                own.copy_(W)
-        else:
-            attention.in_proj_weight.copy_(torch.cat(each))
-        attention.in_proj_bias.copy_(torch.cat([p[f"{name}.{k}.b"] for k in "QKV"]))
 
     def feed_forward(x):
         a, g = first(wide(x)).chunk(2, -1)
         return last(a * nn.functional.gelu(g))
 
-    return *layers, feed_forward
+    return queries, keys, attention, feed_forward
 
 
 @pytest.mark.parametrize("depth", [0, 2])

@@ -14,27 +14,21 @@ from fedcache.federate.methods.afl import merge, remove_ridge
 
 def released(group, gamma, clean):
     """W [D, C] by the released steps: inverses, the law as it is printed, one client after another."""
-    D = X.shape[1]
     eye = np.eye(X.shape[1])
-    W = []
-    R = []
-    C = []
+    each = []
     for client in group:
         x = DATA.x[client.train, 0].numpy()
         y = np.eye(6)[DATA.y[client.train].numpy()]
-        R.append(np.linalg.inv(x.T @ x + gamma * eye))
-        W.append(R[-1] @ x.T @ y)
-        C.append(np.linalg.inv(R[-1]))
-    Wt = W[0]
-    Rt = R[0]
-    Ct = C[0]
-    for Wk, Rk, Ck in zip(W[1:], R[1:], C[1:], strict=True):
+        R = np.linalg.inv(x.T @ x + gamma * eye)
+        each.append((R @ x.T @ y, R, np.linalg.inv(R)))
+    Wt, Rt, Ct = each[0]
+    for Wk, Rk, Ck in each[1:]:
         both = np.linalg.inv(Ct + Ck)
         Wt = (eye - Rt @ Ck + Rt @ Ck @ both @ Ck) @ Wt + (eye - Rk @ Ct + Rk @ Ct @ both @ Ct) @ Wk
         Ct = Ct + Ck
         Rt = np.linalg.inv(Ct)
     ridge = len(group) * gamma
-    return Wt + ridge * np.linalg.inv(Ct - ridge * np.eye(D)) @ Wt if clean else Wt
+    return Wt + ridge * np.linalg.inv(Ct - ridge * eye) @ Wt if clean else Wt
 
 
 @pytest.mark.parametrize("clean", [True, False])

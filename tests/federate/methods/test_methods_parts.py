@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 from federation import federation, gap, go, go_all, server_gap
+from float64 import zeros
+from method_calls import batches_of
+from reference_steps import gradient, linear
 from setting_lines import set_to
-from torch.nn.functional import cross_entropy, normalize
+from torch.nn.functional import cross_entropy, normalize, one_hot
 
-from fedcache.federate.engine.context import generator
 from fedcache.federate.methods import METHODS
 
 STEP = set_to("lr=0.05 batch=16 dim=8 bn=false z_norm=l2")
@@ -42,14 +44,16 @@ def test_fine_tuning_moves_what_it_is_told_to_and_leaves_the_server(tune, moved)
     # Two steps of gradient descent on all rows of the client, written out.
     x = data.x[clients[0].train, 0]
     y = data.y[clients[0].train]
-    p = {k: t.clone().requires_grad_(k in moved) for k, t in out.server.items()}
-    for _ in range(2):
+    p = out.server
+
+    def objective(p):
         z = normalize(torch.relu(x @ p["P.W"].T + p["P.b"]), dim=-1)
-        loss = cross_entropy(z @ p["Q.W"].T + p["Q.b"], y)
-        names = sorted(moved)
-        for k, g in zip(names, torch.autograd.grad(loss, [p[k] for k in names]), strict=True):
-            p[k] = (p[k].detach() - 0.05 * g).requires_grad_()
-    assert max(gap(own[k], p[k].detach()) for k in moved) < 1e-12
+        return cross_entropy(z @ p["Q.W"].T + p["Q.b"], y)
+
+    for _ in range(2):
+        slope = gradient(objective, p)
+        p = {k: t - 0.05 * slope[k] * (k in moved) for k, t in p.items()}
+    assert max(gap(own[k], p[k]) for k in moved) < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -64,27 +68,24 @@ def test_the_margin_of_fedlc_is_that_of_the_paper(absent, denominator):
     data, clients = federation()
     client = clients[3]
     out = go_all("fedlc", settings, data, [client], rounds=1)
-    x = data.x[:, 0].numpy()
-    y = data.y.numpy()
-    C = data.classes
-    count = np.bincount(y[client.train], minlength=C)
+    count = data.y[client.train].bincount(minlength=data.classes)
     assert 0 in count
-    margin = 0.7 * np.where(count > 0, count, absent) ** -0.25
-    W = np.zeros((C, x.shape[1]))
-    b = np.zeros(C)
-    order = client.train[generator(0, "batch", 0, client.name, 0).permutation(len(client.train))]
-    for i in range(0, len(order), 8):
-        rows = order[i : i + 8]
-        p = np.exp(x[rows] @ W.T + b - margin)
-        if denominator == "exclude":
-            p[np.arange(len(rows)), y[rows]] = 0.0
-        p /= p.sum(1, keepdims=True)
-        p[np.arange(len(rows)), y[rows]] -= 1.0
-        W = W - 0.1 * p.T @ x[rows] / len(rows)
-        b = b - 0.1 * p.mean(0)
-    assert np.abs(out.server["W"].numpy() - W).max() < 1e-12
+    margin = 0.7 * torch.where(count > 0, count.double(), absent) ** -0.25
+    p = {"W": zeros(data.classes, data.x.shape[-1]), "b": zeros(data.classes)}
+    for rows in batches_of(client, 0, 0, 0, size=8):
+        y = data.y[rows]
+
+        def objective(p, rows=rows, y=y):
+            u = linear(p, data.x[rows, 0]) - margin
+            if denominator == "include":
+                return cross_entropy(u, y)
+            others = u.masked_fill(one_hot(y, data.classes) > 0, -torch.inf)
+            return (others.logsumexp(1) - u.gather(1, y[:, None])[:, 0]).mean()
+
+        p = {k: p[k] - 0.1 * g for k, g in gradient(objective, p).items()}
+    assert gap(out.server, p) < 1e-12
     # With a margin of 70 no row pushes down a class that the client has no rows of.
-    assert (np.abs(W[count == 0]).max() < 1e-20) == (absent < 1)
+    assert (float(p["W"][count == 0].abs().max()) < 1e-20) == (absent < 1)
 
 
 @pytest.mark.parametrize("agg", ["weighted", "uniform"])
