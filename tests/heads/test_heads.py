@@ -17,7 +17,6 @@ from fedcache.heads.projection import Head, classify, embed
 from fedcache.heads.prototype import class_means, merge, scores
 from fedcache.heads.ridge import SINGLE_ROWS, gram
 
-G = 2
 M = 3
 B = 4
 D = 5

@@ -80,3 +80,26 @@ def some_arguments(draw, scheme):
             case "choice":
                 values[argument.name] = draw(st.sampled_from(argument.choices))
     return values
+
+
+NATURAL_ARGUMENTS = (
+    {},
+    {"by": "class"},
+    {"rows": "all"},
+    {"unlabelled": "drop"},
+    {"tests": "global"},
+    {"tests": "held-out-clients"},
+    {"rows": "all", "tests": "held-out-clients", "unlabelled": "drop"},
+    {"inside": "iid", "clients": 1},
+)
+"""Of the scheme natural, which refuses most sets of arguments that are drawn at random."""
+
+
+def drawn_arguments(draw, scheme):
+    """Arguments of any scheme, with a number of clients where it has one."""
+    if scheme.name == "natural":
+        return draw(st.sampled_from(NATURAL_ARGUMENTS))
+    args = some_arguments(draw, scheme)
+    if "clients" in {argument.name for argument in scheme.arguments}:
+        args.setdefault("clients", draw(st.integers(1, 8)))
+    return args

@@ -1,12 +1,15 @@
 """Clients that the data brings: one for each value of a column, and values that are held out."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from partition_rows import columns_from
 from refusal import refused
 from setting_lines import set_to
 
 from fedcache.federate.partition.given import of_rows
-from fedcache.federate.partition.partition import Columns, make
+from fedcache.federate.partition.partition import make
 from fedcache.tables.groups import Group
 
 WARDS = ("north", "south", "east")
@@ -14,24 +17,12 @@ WARDS = ("north", "south", "east")
 
 def columns(ward, *, split=None, label=None):
     """Rows with a ward each; half of them of the one domain, half of the other."""
-    rows = len(ward)
-    group = Group.of(ward)
-
-    def groups(name):
-        assert name == "ward"
-        return group
-
-    return Columns(
-        label=np.array(label if label is not None else np.arange(rows) % 2, np.int32),
-        domain=(np.arange(rows) % 2).astype(np.int16),
-        split=np.array(split if split is not None else np.zeros(rows), np.uint8),
-        ok=np.ones(rows, np.uint8),
-        uid=np.random.default_rng(0).integers(0, 256, (rows, 16)).astype(np.uint8),
-        classes=("a", "b", "c"),
-        domains=("photo", "sketch"),
-        digest="0" * 64,
-        groups=groups,
-    )
+    rows = np.arange(len(ward))
+    label = rows % 2 if label is None else label
+    split = 0 * rows if split is None else split
+    plain = columns_from(label, rows % 2, split, 0 * rows + 1, 3, 2)
+    groups = {"ward": Group.of(ward)}
+    return replace(plain, domains=("photo", "sketch"), groups=groups.__getitem__)
 
 
 def held(partition):

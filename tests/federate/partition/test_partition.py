@@ -9,7 +9,7 @@ from draws import examples
 from federation import rows_trained
 from hypothesis import given
 from hypothesis import strategies as st
-from partition_rows import any_columns, attempt, columns_from, even_columns, some_arguments
+from partition_rows import any_columns, attempt, columns_from, drawn_arguments, even_columns
 from refusal import refused
 
 from fedcache.errors import Exit, FedcacheError
@@ -30,13 +30,7 @@ def trained(partition):
 @examples(15, 200)
 @given(data=st.data(), columns=any_columns(), seed=st.integers(0, 2**63 - 1))
 def test_every_row_has_exactly_one_client(scheme, data, columns, seed):
-    args = some_arguments(data.draw, scheme)
-    if "clients" in {argument.name for argument in scheme.arguments}:
-        args.setdefault("clients", data.draw(st.integers(1, 8)))
-    if (
-        scheme.name == "natural"
-    ):  # without the arguments of the scheme inside, which would be refused
-        args = {k: args[k] for k in args.keys() & {"rows", "tests", "unlabelled"}}
+    args = drawn_arguments(data.draw, scheme)
     partition = attempt(scheme.name, columns, seed=seed, **args)
     if isinstance(partition, FedcacheError):
         assert partition.code == Exit.USAGE
@@ -65,7 +59,7 @@ def test_every_row_has_exactly_one_client(scheme, data, columns, seed):
         assert partition.pool == len(pool)
         assert (split[partition.test] == 1).all() or not (split == 1).any()
         assert partition.dropped == len(np.setdiff1d(pool, held))
-    for client in partition.clients if scheme.name == "natural" else ():
+    for client in partition.clients if partition.args.get("by") == "domain" else ():
         assert {client.name.split("/")[0]} == {
             columns.domains[d] for d in columns.domain[client.train]
         }

@@ -10,7 +10,7 @@ from draws import examples
 from federation import rows_trained
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from partition_rows import any_columns, attempt, columns_from, even_columns, some_arguments
+from partition_rows import any_columns, attempt, columns_from, drawn_arguments, even_columns
 from refusal import corruption, refused
 
 from fedcache.errors import Exit, FedcacheError
@@ -94,17 +94,6 @@ def test_a_share_of_a_client_worked_by_hand():
     assert left[0].tolist() == [0, 1, 3, 4, 5, 6, 8]
 
 
-# Most sets of arguments that are drawn at random are refused by this scheme.
-NATURAL_ARGUMENTS = (
-    {},
-    {"by": "class"},
-    {"rows": "all"},
-    {"unlabelled": "drop"},
-    {"tests": "global"},
-    {"inside": "iid", "clients": 1},
-)
-
-
 @pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
 @examples(15, 200)
 @given(
@@ -116,11 +105,7 @@ NATURAL_ARGUMENTS = (
 def test_nobody_trains_on_validation_rows_and_given_back_the_partition_is_that_without(
     scheme, data, columns, seed, how
 ):
-    if scheme.name == "natural":
-        args = data.draw(st.sampled_from(NATURAL_ARGUMENTS))
-    else:
-        args = some_arguments(data.draw, scheme) | {"clients": data.draw(st.integers(1, 6))}
-        args = {k: v for k, v in args.items() if k in {a.name for a in scheme.arguments}}
+    args = drawn_arguments(data.draw, scheme)
     plain = attempt(scheme.name, columns, seed=seed, **args)
     made = attempt(scheme.name, columns, seed=seed, **args, validation=how)
     if isinstance(made, FedcacheError):
