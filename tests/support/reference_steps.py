@@ -10,10 +10,23 @@ def local_batches(client, round_, epochs=1, *, seed=0):
         yield from batches_of(client, seed, round_, epoch)
 
 
+class Tree(dict):
+    """Tensors by name, which are added and multiplied name by name, as equations have them."""
+
+    def __add__(self, other):
+        return Tree({k: t + other[k] for k, t in self.items()})
+
+    def __sub__(self, other):
+        return Tree({k: t - other[k] for k, t in self.items()})
+
+    def __rmul__(self, factor):
+        return Tree({k: factor * t for k, t in self.items()})
+
+
 def gradient(objective, p):
     """Gradient of a scalar function of a flat dict."""
     at = {k: t.detach().requires_grad_() for k, t in p.items()}
-    return dict(zip(at, torch.autograd.grad(objective(at), list(at.values())), strict=True))
+    return Tree(zip(at, torch.autograd.grad(objective(at), list(at.values())), strict=True))
 
 
 def linear(p, x):
@@ -30,6 +43,6 @@ def linear_gradient(p, data, rows):
 
 def mean_of(trees, sizes):
     """Mean of dicts of tensors, weighed by ``sizes``."""
-    return {
-        k: sum(n * t[k] for n, t in zip(sizes, trees, strict=True)) / sum(sizes) for k in trees[0]
-    }
+    return Tree(
+        {k: sum(n * t[k] for n, t in zip(sizes, trees, strict=True)) / sum(sizes) for k in trees[0]}
+    )

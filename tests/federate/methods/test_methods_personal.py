@@ -4,7 +4,7 @@ import pytest
 import torch
 from federation import federation, gap, go, go_all, server_gap, start_of
 from method_calls import batches_of
-from reference_steps import linear_gradient, local_batches, mean_of
+from reference_steps import Tree, linear_gradient, local_batches, mean_of
 from refusal import training_error
 from setting_lines import set_to
 
@@ -121,7 +121,7 @@ def test_pfedme_is_a_loop_over_clients_batches_and_inner_steps():
         "head=linear init=shared batch=16 epochs=2 "
         "K=3 lambda=4.0 lr_p=0.07 eta=0.1 beta=0.7 inner_decay=0.02"
     )
-    server = start_of("pfedme", settings, data, clients)
+    server = Tree(start_of("pfedme", settings, data, clients))
     out = go_all("pfedme", settings, data, clients, rounds=2)
     thetas = {}
     for r in range(2):
@@ -131,15 +131,11 @@ def test_pfedme_is_a_loop_over_clients_batches_and_inner_steps():
             for rows in local_batches(c, r, 2):
                 for _ in range(3):
                     g = linear_gradient(theta, data, rows)
-                    theta = {
-                        k: t - 0.07 * (g[k] + 4.0 * (t - near[k]) + 0.02 * t)
-                        for k, t in theta.items()
-                    }
-                near = {k: w - 0.1 * 4.0 * (w - theta[k]) for k, w in near.items()}
+                    theta = theta - 0.07 * (g + 4.0 * (theta - near) + 0.02 * theta)
+                near = near - 0.1 * 4.0 * (near - theta)
             thetas[i] = theta
             ends.append(near)
-        mean = mean_of(ends, [20, 33, 7])
-        server = {k: 0.3 * w + 0.7 * mean[k] for k, w in server.items()}
+        server = 0.3 * server + 0.7 * mean_of(ends, [20, 33, 7])
     assert gap(out.server, server) < 1e-12
     assert gap(out.states, thetas) < 1e-12
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from federation import federation, gap, go, go_all, keeps, server_gap, start_of
 from float64 import even, normal, zeros
-from reference_steps import gradient, linear, linear_gradient, local_batches, mean_of
+from reference_steps import Tree, gradient, linear, linear_gradient, local_batches, mean_of
 from refusal import refused
 from setting_lines import set_to
 from torch.nn.functional import cosine_similarity, cross_entropy, kl_div, normalize, one_hot
@@ -40,11 +40,11 @@ def test_fedntd_is_its_equation(scale):
         "logit_scale": scale,
     }
     out = go_all("fedntd", settings, rounds=2)
-    w = {"W": data.text.clone(), "b": zeros(data.classes)}
+    w = Tree(W=data.text.clone(), b=zeros(data.classes))
     for r in range(2):
         ends = []
         for c in clients:
-            p = dict(w)
+            p = w
             for rows in local_batches(c, r, 2):
                 x = data.x[rows, 0]
                 y = data.y[rows]
@@ -57,7 +57,7 @@ def test_fedntd_is_its_equation(scale):
                     kl = kl_div(other, known, reduction="batchmean", log_target=True)
                     return cross_entropy(u, y) + 0.7 * 4.0 * kl
 
-                p = {k: p[k] - lr * 0.5**r * g for k, g in gradient(objective, p).items()}
+                p = p - lr * 0.5**r * gradient(objective, p)
             ends.append(p)
         w = mean_of(ends, [len(c.train) for c in clients])
     assert gap(out.server, w) < 1e-12
@@ -71,30 +71,26 @@ def test_scaffold_is_algorithm_1_with_option_2():
     data, clients = federation()
     settings = set_to("head=linear init=text lr=0.3 wd=0.01 batch=16 epochs=2 lr_g=0.5")
     out = go("scaffold", settings, rounds=4, participation=5)
-    x = {"W": data.text.clone(), "b": zeros(data.classes)}
-    zero = {k: torch.zeros_like(t) for k, t in x.items()}
+    x = Tree(W=data.text.clone(), b=zeros(data.classes))
+    zero = 0.0 * x
     c = zero
     own = [zero] * len(clients)
     for record in out.records:
         ends = []
         change = []
         for i in record.clients:
-            y = dict(x)
-            total = dict(zero)
-            steps = 0
+            y = x
+            seen = []
             for rows in local_batches(clients[i], record.round - 1, 2):
-                g = linear_gradient(y, data, rows)
-                g = {k: g[k] + 0.01 * y[k] for k in g}
-                total = {k: total[k] + g[k] for k in g}
-                steps = steps + 1
-                y = {k: y[k] - 0.3 * (g[k] - own[i][k] + c[k]) for k in y}
+                g = linear_gradient(y, data, rows) + 0.01 * y
+                seen.append(g)
+                y = y - 0.3 * (g - own[i] + c)
             ends.append(y)
-            new = {k: t / steps for k, t in total.items()}
-            change.append({k: new[k] - own[i][k] for k in new})
+            new = mean_of(seen, [1] * len(seen))
+            change.append(new - own[i])
             own[i] = new
-        far = mean_of(ends, [1] * 5)
-        x = {k: x[k] + 0.5 * (far[k] - x[k]) for k in x}
-        c = {k: c[k] + sum(d[k] for d in change) / len(clients) for k in c}
+        x = x + 0.5 * (mean_of(ends, [1] * 5) - x)
+        c = c + 1 / len(clients) * sum(change, zero)
     assert gap(out.server, x | {f"c/{k}": t for k, t in c.items()}) < 1e-12
     assert (
         max(gap(s, {f"c/{k}": t for k, t in own[i].items()}) for i, s in out.states.items()) < 1e-12
@@ -142,13 +138,12 @@ def test_the_pull_of_ditto_is_towards_what_was_received():
     snapshots = []
     go_all("ditto", settings, rounds=3, on_round=keeps(snapshots))
     saved = [after.tensors for after in snapshots]
-    start = {"W": data.text, "b": zeros(data.classes)}
-    received = [start] + [{k: s[f"server/{k}"] for k in start} for s in saved]
+    start = Tree(W=data.text, b=zeros(data.classes))
+    received = [start] + [Tree({k: s[f"server/{k}"] for k in start}) for s in saved]
     for r in range(3):
         for i, c in enumerate(clients):
             v = start if r == 0 else {k: saved[r - 1][f"client/{i}/v/{k}"] for k in start}
-            g = linear_gradient(v, data, c.train)
-            want = {k: received[r][k] - 0.25 * g[k] for k in v}
+            want = received[r] - 0.25 * linear_gradient(v, data, c.train)
             assert gap({k: saved[r][f"client/{i}/v/{k}"] for k in v}, want) < 1e-12
 
 
@@ -174,7 +169,7 @@ def test_moon_is_its_equation():
     for record in out.records:
         ends = []
         for i in record.clients:
-            p = dict(w)
+            p = Tree(w)
             old = last.get(i, w)
             for rows in local_batches(clients[i], record.round - 1, 2):
                 x = data.x[rows, 0]
@@ -189,7 +184,7 @@ def test_moon_is_its_equation():
                     contrast = -torch.log(near / (near + far)).mean()
                     return cross_entropy(z @ p["Q.W"].T + p["Q.b"], y) + 3.0 * contrast
 
-                p = {k: p[k] - 0.2 * g for k, g in gradient(objective, p).items()}
+                p = p - 0.2 * gradient(objective, p)
             ends.append(p)
             last[i] = p
         w = mean_of(ends, [len(clients[i].train) for i in record.clients])

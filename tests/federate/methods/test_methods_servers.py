@@ -5,7 +5,7 @@ import pytest
 from federation import federation, gap, go_all, keeps
 from float64 import doubles, zeros
 from method_calls import lanes
-from reference_steps import linear_gradient, local_batches, mean_of
+from reference_steps import Tree, linear_gradient, local_batches, mean_of
 from scipy.special import kl_div
 from setting_lines import set_to
 
@@ -18,14 +18,14 @@ ROWS = [len(c.train) for c in federation()[1]]
 
 def nothing():
     """A model of zeros."""
-    return {"W": zeros(6, 11), "b": zeros(6)}
+    return Tree(W=zeros(6, 11), b=zeros(6))
 
 
 def models(name, settings, rounds):
     """The server's model after each of some rounds, from the one before the first."""
     saved = []
     go_all(name, settings, rounds=rounds, on_round=keeps(saved))
-    return [nothing(), *({k: after.tensors[f"server/{k}"] for k in NAMES} for after in saved)]
+    return [nothing(), *(Tree({k: after.tensors[f"server/{k}"] for k in NAMES}) for after in saved)]
 
 
 def trained_from(server, round_, epochs=1, momentum=0.0):
@@ -36,26 +36,23 @@ def trained_from(server, round_, epochs=1, momentum=0.0):
         w = server
         v = nothing()
         for rows in local_batches(client, round_, epochs):
-            g = linear_gradient(w, data, rows)
-            v = {k: momentum * v[k] + g[k] for k in NAMES}
-            w = {k: w[k] - 0.1 * v[k] for k in NAMES}
+            v = momentum * v + linear_gradient(w, data, rows)
+            w = w - 0.1 * v
         ends.append(w)
     return ends
 
 
 def mean_step(server, round_, weights=ROWS):
     """sum_i p_i (w_i - w) by name; p_i by rows unless given."""
-    mean = mean_of(trained_from(server, round_), weights)
-    return {k: mean[k] - server[k] for k in NAMES}
+    return mean_of(trained_from(server, round_), weights) - server
 
 
 def test_the_momentum_of_the_server_is_that_of_the_paper():
     seen = models("fedavgm", {**SGD, "server_momentum": 0.6, "lr_g": 0.5}, 3)
     v = nothing()
     for r in range(3):
-        step = mean_step(seen[r], r)
-        v = {k: 0.6 * v[k] - step[k] for k in NAMES}
-        assert gap(seen[r + 1], {k: seen[r][k] - 0.5 * v[k] for k in NAMES}) < 1e-12
+        v = 0.6 * v - mean_step(seen[r], r)
+        assert gap(seen[r + 1], seen[r] - 0.5 * v) < 1e-12
 
 
 RULES = {
@@ -78,7 +75,7 @@ def test_adaptive_servers_step_as_algorithm_2_prints(name):
     v = {k: t + 1e-4 for k, t in nothing().items()}
     for r in range(3):
         step = mean_step(seen[r], r)
-        m = {k: 0.4 * m[k] + 0.6 * step[k] for k in NAMES}
+        m = 0.4 * m + 0.6 * step
         v = {k: RULES[name](v[k], step[k]) for k in NAMES}
         assert (
             gap(seen[r + 1], {k: seen[r][k] + 0.2 * m[k] / (v[k].sqrt() + 0.01) for k in NAMES})
@@ -101,19 +98,13 @@ def test_feddyn_as_released(clip):
             u = w
             a = 0.3 * sum(ROWS) / (len(client.train) * 9)
             for rows in local_batches(client, r):
-                g = linear_gradient(u, data, rows)
-                g = {k: g[k] + a * (h[k] - w[k]) for k in NAMES}
+                g = linear_gradient(u, data, rows) + a * (h - w)
                 norm = sum((g[k] ** 2).sum() for k in NAMES).sqrt()
                 cut.append(bool(norm > clip))
-                u = {
-                    k: u[k] - 0.1 * (g[k] * min(1.0, clip / (norm + 1e-6)) + a * u[k])
-                    for k in NAMES
-                }
+                u = u - 0.1 * (min(1.0, clip / (norm + 1e-6)) * g + a * u)
             ends.append(u)
-        moved = [{k: h[k] + u[k] - w[k] for k in NAMES} for h, u in zip(moved, ends, strict=True)]
-        mean = mean_of(ends, [1] * 9)
-        far = mean_of(moved, [1] * 9)
-        w = {k: mean[k] + far[k] for k in NAMES}
+        moved = [h + u - w for h, u in zip(moved, ends, strict=True)]
+        w = mean_of(ends, [1] * 9) + mean_of(moved, [1] * 9)
     assert any(cut) == (clip < 1.0)
     assert gap({k: out.server[k] for k in NAMES}, w) < 1e-12
 
@@ -130,17 +121,13 @@ def test_feddyn_is_algorithm_1():
         for client, own in zip(clients, g, strict=True):
             u = w
             for rows in local_batches(client, r):
-                slope = linear_gradient(u, data, rows)
-                u = {k: u[k] - 0.1 * (slope[k] - own[k] + alpha * (u[k] - w[k])) for k in NAMES}
+                u = u - 0.1 * (linear_gradient(u, data, rows) - own + alpha * (u - w))
             ends.append(u)
-        g = [
-            {k: own[k] - alpha * (u[k] - w[k]) for k in NAMES}
-            for own, u in zip(g, ends, strict=True)
-        ]
+        g = [own - alpha * (u - w) for own, u in zip(g, ends, strict=True)]
         mean = mean_of(ends, [1] * 9)
-        h = {k: h[k] - alpha * (mean[k] - w[k]) for k in NAMES}
+        h = h - alpha * (mean - w)
         assert gap(h, mean_of(g, [1] * 9)) < 1e-12  # h is the mean of all g_i
-        assert gap(seen[r + 1], {k: mean[k] - h[k] / alpha for k in NAMES}) < 1e-12
+        assert gap(seen[r + 1], mean - 1 / alpha * h) < 1e-12
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -153,11 +140,8 @@ def test_fednova_averages_mean_steps(momentum):
     steps = sum(p * one for p, one in zip(share, a, strict=True))
     for r in range(2):
         found = trained_from(seen[r], r, 2, momentum)
-        for k in NAMES:
-            d = sum(
-                p * (seen[r][k] - w[k]) / one for p, w, one in zip(share, found, a, strict=True)
-            )
-            assert gap(seen[r + 1][k], seen[r][k] - steps * d) < 1e-12
+        each = [p / one * (seen[r] - w) for p, w, one in zip(share, found, a, strict=True)]
+        assert gap(seen[r + 1], seen[r] - steps * sum(each, nothing())) < 1e-12
     assert len(set(tau)) > 1
 
 
@@ -205,4 +189,4 @@ def test_feddisco_averages_by_them(metric):
     p = np.maximum(np.array(ROWS) / sum(ROWS) - 0.5 * d + 0.1, 0.0)
     for r in range(3):
         step = mean_step(seen[r], r, p.tolist())
-        assert gap(seen[r + 1], {k: seen[r][k] + step[k] for k in NAMES}) < 1e-12
+        assert gap(seen[r + 1], seen[r] + step) < 1e-12
