@@ -21,8 +21,9 @@ from float64 import doubles, even, eye, normal, ones, zeros
 from method_calls import lanes, model_of, single
 from methods_tried import tried
 from reference_steps import local_batches, mean_of
+from scipy.special import logsumexp
 from setting_lines import set_to
-from torch.nn.functional import cross_entropy, normalize
+from torch.nn.functional import batch_norm, cross_entropy, normalize
 
 from fedcache.federate.engine.context import generator
 from fedcache.federate.methods import METHODS, fedpcl, fedproto, fedprox
@@ -165,32 +166,23 @@ def pcl_loss(settings, *, owned=None, seed=0):
 
 
 def reference_pcl(p, batch, sets, counts):
-    """Table 7's layers, unit length, and eqs 5-10 by loops over rows, clients and classes (eq 6 less its 1/|O_j|)."""
-    m, C, _ = sets.shape
+    """Table 7's layers, unit length, and eqs 5-10 in numpy (eq 6 less its 1/|O_j|)."""
     z = torch.relu(batch["x"] @ p["P.W"].T + p["P.b"])
-    z = (z - z.mean(0)) / torch.sqrt(z.var(0, unbiased=False) + 1e-5) * p["P.gain"] + p["P.shift"]
-    z = (z / z.norm(dim=1, keepdim=True)).numpy()
-    sets = sets.numpy().copy()
-    n = counts.numpy()
-    available = [j for j in range(C) if n[:, j].sum() > 0]
-    bar = {j: sum(n[i, j] / n[:, j].sum() * sets[i, j] for i in range(m)) for j in available}
-    for i in range(m):
-        for j in available:
-            if n[i, j] == 0:
-                sets[i, j] = bar[j]
-    total = 0.0
-    rows = 0
-    for k, y in enumerate(batch["y"].tolist()):
-        if y not in available:
-            continue
-        rows += 1
+    z = batch_norm(z, None, None, p["P.gain"], p["P.shift"], training=True)
+    z = normalize(z, dim=1).numpy()
+    n = counts.numpy()[..., None]
+    y = batch["y"].numpy()
+    available = n[..., 0].sum(0) > 0
+    bar = (n * sets.numpy()).sum(0) / np.maximum(n.sum(0), 1.0)
+    padded = np.where(n > 0, sets.numpy(), bar)
 
-        def contrast(of, k=k, y=y):
-            others = [math.exp(z[k] @ of[j] / 0.07) for j in available if j != y]
-            return -(z[k] @ of[y]) / 0.07 + math.log(sum(others))
+    def contrast(of):
+        s = z @ of.T / 0.07
+        others = available & (np.arange(len(available)) != y[:, None])
+        return logsumexp(s, 1, b=others) - s[np.arange(len(y)), y]
 
-        total += contrast(bar) + sum(contrast(sets[i]) for i in range(m)) / m
-    return total / max(rows, 1)
+    terms = contrast(bar) + np.mean([contrast(own) for own in padded], 0)
+    return terms[available[y]].sum() / max(available[y].sum(), 1)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
