@@ -11,7 +11,7 @@ from federation import federation, fitted, gap, go, go_all, keeps, server_gap
 from reference_steps import Tree, gradient
 from refusal import refused
 from setting_lines import chosen, set_to
-from test_methods_prompt_guided import class_features
+from test_methods_prompt_steps import class_features
 from torch.nn.functional import cross_entropy, normalize
 
 from fedcache.federate.engine.client_data import stack_clients

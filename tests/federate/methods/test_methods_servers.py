@@ -28,15 +28,15 @@ def models(name, settings, rounds):
     return [nothing(), *(Tree({k: after.tensors[f"server/{k}"] for k in NAMES}) for after in saved)]
 
 
-def trained_from(server, round_, epochs=1, momentum=0.0):
-    """What each client makes of a server's model in that round, by plain SGD."""
+def trained_from(server, round_, epochs=1, momentum=0.0, wd=0.0):
+    """What each client makes of a server's model in that round, by SGD as torch defines it."""
     data, clients = federation()
     ends = []
     for client in clients:
         w = server
         v = nothing()
         for rows in local_batches(client, round_, epochs):
-            v = momentum * v + linear_gradient(w, data, rows)
+            v = momentum * v + linear_gradient(w, data, rows) + wd * w
             w = w - 0.1 * v
         ends.append(w)
     return ends
@@ -45,6 +45,12 @@ def trained_from(server, round_, epochs=1, momentum=0.0):
 def mean_step(server, round_, weights=ROWS):
     """sum_i p_i (w_i - w) by name; p_i by rows unless given."""
     return mean_of(trained_from(server, round_), weights) - server
+
+
+def test_fedavg_is_local_sgd_then_the_weighted_mean():
+    seen = models("fedavg", {**SGD, "epochs": 2, "momentum": 0.9, "wd": 1e-3}, 2)
+    for r in range(2):
+        assert gap(seen[r + 1], mean_of(trained_from(seen[r], r, 2, 0.9, 1e-3), ROWS)) < 1e-12
 
 
 def test_the_momentum_of_the_server_is_that_of_the_paper():

@@ -20,7 +20,7 @@ from federation import (
 from float64 import doubles, even, eye, normal, ones, zeros
 from method_calls import lanes, model_of, single
 from methods_tried import tried
-from reference_steps import local_batches, mean_of
+from reference_steps import mean_of
 from scipy.special import logsumexp
 from setting_lines import set_to
 from torch.nn.functional import batch_norm, cross_entropy, normalize
@@ -29,28 +29,6 @@ from fedcache.federate.engine.context import generator
 from fedcache.federate.methods import METHODS, fedpcl, fedproto, fedprox
 from fedcache.federate.methods.central import lbfgs
 from fedcache.federate.methods.common import model
-
-LINEAR = set_to("head=linear opt=sgd lr=0.1 momentum=0.9 wd=1e-3 batch=16 init=shared")
-
-
-def test_fedavg_of_linear_heads_is_local_sgd_then_the_weighted_mean():
-    # An independent reference: torch.nn and torch.optim, a loop over clients, the engine's batch order.
-    data, clients = federation()
-    out = go_all("fedavg", {**LINEAR, "epochs": 2}, rounds=2, seed=3)
-    w = start_of("fedavg", LINEAR, seed=3)
-    for r in range(2):
-        ends = []
-        for c in clients:
-            layer = torch.nn.Linear(data.x.shape[2], data.classes).double()
-            layer.load_state_dict({"weight": w["W"], "bias": w["b"]})
-            solver = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
-            for rows in local_batches(c, r, 2, seed=3):
-                solver.zero_grad()
-                cross_entropy(layer(data.x[rows, 0]), data.y[rows]).backward()
-                solver.step()
-            ends.append({"W": layer.weight.detach(), "b": layer.bias.detach()})
-        w = mean_of(ends, [len(c.train) for c in clients])
-    assert gap(out.server, w) < 1e-12
 
 
 def test_fedavg_has_the_layers_of_table_7_and_averages_running_statistics():
@@ -113,7 +91,7 @@ def test_solo_does_not_know_the_other_clients():  # T-S1
 @pytest.mark.parametrize(("half", "pull"), [(True, 0.5), (False, 1.0)])
 def test_the_proximal_term_is_the_squared_distance(half, pull):
     # T-P3 and D-31: value mu/2 |w - w_g|^2 (or mu |w - w_g|^2).
-    ctx = lanes("fedprox", {**LINEAR, "mu": 3.0, "prox_half": half})
+    ctx = lanes("fedprox", {"head": "linear", "mu": 3.0, "prox_half": half})
     down = {"W": normal(6, 11), "b": zeros(6)}
     p = {"W": down["W"] + 0.1, "b": down["b"] - 0.2}
     batch = {"x": normal(4, 11, seed=1), "y": torch.arange(4), "w": even(4)}
