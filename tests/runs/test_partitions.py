@@ -8,6 +8,8 @@ from arrays import normals
 from command import data_of, fedcache, ok
 from heard import Heard
 from refusal import refused, store_error
+from setting_lines import set_to
+from text_tables import rows_of
 
 import fedcache as fc
 from fedcache.config import PartitionConfig, TrainConfig
@@ -70,20 +72,26 @@ def test_rows_without_labels_are_refused_where_labels_are_read():
 
 
 @pytest.mark.parametrize(
-    ("method", "config", "domain", "chosen", "notes"),
-    [
-        ("fedpcl", (), (), ("feature-shift", {}), 1),
-        ("fedpcl", (), ("ink",), ("label-shift", {"clients": 5, "domain": ("ink",)}), 2),
-        ("fed3r", (), (), ("dirichlet", {"clients": 100}), 2),
-        ("fed3r", ("iid", 7), (), ("iid", {"clients": 7}), 0),
-    ],
+    ("method", "config", "domain", "scheme", "words", "notes"),
+    rows_of(
+        """
+        fedpcl |                      |     | feature-shift |             | 1
+        fedpcl |                      | ink | label-shift   | clients=5   | 2
+        fed3r  |                      |     | dirichlet     | clients=100 | 2
+        fed3r  | scheme=iid clients=7 |     | iid           | clients=7   | 0
+        """
+    ),
 )
-def test_a_scheme_and_its_clients_are_those_of_the_paper(method, config, domain, chosen, notes):
+def test_a_scheme_and_its_clients_are_those_of_the_paper(
+    method, config, domain, scheme, words, notes
+):
     heard = Heard()
     place = store(domains=np.where(np.arange(40) % 4 < 2, "ink", "pen"))
-    asked = METHODS[method], place, PartitionConfig(*config), domain, heard
-    assert default_partition(*asked) == chosen
-    assert len(heard.notes) == notes
+    names = tuple(domain.split())
+    asked = METHODS[method], place, PartitionConfig(**set_to(config)), names, heard
+    wanted = set_to(words) | ({"domain": names} if names else {})
+    assert default_partition(*asked) == (scheme, wanted)
+    assert len(heard.notes) == int(notes)
 
 
 def dealt(train, config, **how):

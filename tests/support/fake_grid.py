@@ -1,5 +1,6 @@
 """Sites in this process behind a transport that packs and unpacks every message, and can fail as a network does."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 
@@ -28,9 +29,26 @@ def as_is(_kind, _number, packed):
     return packed
 
 
+def to_every(kind, instead, first=1, last=math.inf):
+    """Sends ``instead(answer)`` in the place of each answer of a kind, from the first to the last."""
+
+    def meddle(asked, number, packed):
+        return instead(packed) if asked == kind and first <= number <= last else packed
+
+    return meddle
+
+
 def in_round(number, instead):
     """Sends ``instead(answer)`` in the place of the answer to this fit."""
-    return lambda *asked: instead(asked[2]) if asked[:2] == ("fit", number) else asked[2]
+    return to_every("fit", instead, number, number)
+
+
+def killed(_answer):
+    return "it was killed"
+
+
+def silent(_answer):
+    return "it did not answer within 1 s"
 
 
 @dataclass

@@ -29,6 +29,14 @@ def gradient(objective, p):
     return Tree(zip(at, torch.autograd.grad(objective(at), list(at.values())), strict=True))
 
 
+def descended(p, data, batches, lr, objective, *more):
+    """Where plain gradient descent of ``objective(p, x, y, *more)`` over the batches ends."""
+    for rows in batches:
+        at = data.x[rows, 0], data.y[rows], *more
+        p = p - lr * gradient(lambda q, at=at: objective(q, *at), p)
+    return p
+
+
 def linear(p, x):
     """Logits of a linear head."""
     return x @ p["W"].T + p["b"]

@@ -12,6 +12,11 @@ def missed_by(run):
     return run.result["federation"]["missed"]
 
 
+def left_out(run):
+    """The names of those sites, once for each round."""
+    return [missed["site"] for missed in missed_by(run)]
+
+
 def mean_accuracy(run):
     """The accuracy of a run, its mean over clients and seeds."""
     return float(run.result["accuracy"]["mean"])

@@ -11,6 +11,7 @@ from prepared_rows import prepared
 from refusal import refused, store_error
 from setting_lines import set_to
 from sklearn.metrics import f1_score
+from text_tables import rows_of
 
 from fedcache.errors import FedcacheError
 from fedcache.federate.engine import client_data, local_training
@@ -139,37 +140,35 @@ def test_the_forecast_counts_what_an_optimiser_keeps_of_each_client_at_once(opt,
     assert working(1000, 7) - working(0, 7) == copies * 7 * 1000
 
 
-FEW = (50,) * 100
-"""Rows of clients whose products take less room than their features."""
-
-
-@pytest.mark.parametrize(
-    ("opt", "head_bytes", "load", "expected"),
-    [
-        ("adam", 41_000, {}, "batched"),  # a linear head, C = 10
-        ("adam", 2_200_000, {}, "sequential"),  # three of them fill what a chunk may
-        ("sgd", 535_000, {}, "batched"),  # 600 rows are more than half of 1,024 features
-        ("sgd", 41_000, {"rows": FEW}, "gram"),
-        (
-            "sgd",
-            41_000,
-            {"rows": FEW, "participants": 24},
-            "batched",
-        ),  # matrices of three in four are for nothing
-        ("adam", 41_000, {"rows": FEW}, "batched"),
-        ("sgd", 41_000, {"rows": FEW, "views": 4}, "batched"),
-        ("sgd", 41_000, {"rows": FEW, "points": 240}, "gram"),
-    ],
+CHOICES = rows_of(
+    """
+    adam |    41_000 |                        | batched
+    adam | 2_200_000 |                        | sequential
+    sgd  |   535_000 |                        | batched
+    sgd  |    41_000 | few=50                 | gram
+    sgd  |    41_000 | few=50 participants=24 | batched
+    adam |    41_000 | few=50                 | batched
+    sgd  |    41_000 | few=50 views=4         | batched
+    sgd  |    41_000 | few=50 points=240      | gram
+    """
 )
+"""An optimiser, bytes of a head, what differs from 100 clients of 600 rows of width 1,024, and the execution.
+
+41,000 bytes are a linear head of 10 classes; three heads of 2,200,000 fill what a chunk may. 600 rows are more than
+half of 1,024 features, and products of 50 take less room than their features. With 24 participants, matrices of three
+clients in four are for nothing.
+"""
+
+
+@pytest.mark.parametrize(("opt", "head_bytes", "load", "expected"), CHOICES)
 def test_an_execution_follows_bytes_and_optimiser(opt, head_bytes, load, expected):
     fedavg = METHODS["fedavg"]
-    everybody = {"participants": 100, "width": 1024, "rows": (600,) * 100, **load}
-    rows = np.array(everybody.pop("rows"))
-    plan = choose(
-        fedavg, fedavg.resolve("paper", {"opt": opt}), Load(head_bytes, 100, 10, rows, **everybody)
-    )
+    given = {"participants": 100, "width": 1024, "few": 600, **set_to(load)}
+    rows = np.full(100, given.pop("few"))
+    size = int(head_bytes)
+    plan = choose(fedavg, fedavg.resolve("paper", {"opt": opt}), Load(size, 100, 10, rows, **given))
     assert plan.name == expected
-    assert plan.name != "batched" or plan.chunk * head_bytes * 4 <= 32 << 20
+    assert plan.name != "batched" or plan.chunk * size * 4 <= 32 << 20
 
 
 def test_fairness_by_hand():

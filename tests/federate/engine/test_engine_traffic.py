@@ -91,55 +91,44 @@ RESNET += 4 * (1 + 4 * 1 + 5 * 2 + 5 * 4 + 5 * 8) + (8 * 8 + 8) + (Z * 8 + Z)
 SCRATCH = RESNET - (8 * 8 + 8) - (Z * 8 + Z) + 8 * C + C  # a classifier in the projection's place
 PROMPT = 2 * E
 VISUAL = 3 * (4 * 3 - 2 * 1)  # two tokens; a frame of one pixel in 4 x 3
-SAME = dict.fromkeys(
-    (
-        "fedavg",
-        "fedprox",
-        "pfedme",
-        "perfedavg",
-        "ditto",
-        "moon",
-        "fedavgm",
-        "fedadam",
-        "fedadagrad",
-        "fedyogi",
-        "feddyn",
-        "fedlc",
-    ),
-    MLP,
-)
+SAME = {
+    name: size
+    for size, (names,) in zip(
+        (MLP, PROMPT, 0),
+        rows_of(
+            """
+            fedavg fedprox pfedme perfedavg ditto moon fedavgm fedadam fedadagrad fedyogi feddyn fedlc
+            promptfl kgcoop prograd promptfolio fedpgp dp-fpl pfedprompt
+            solo supcon central non-fl min-local local-prompt clip-zs tip-local local-supervised
+            """
+        ),
+        strict=True,
+    )
+    for name in names.split()
+}
 BODY = P * D + P + 4 * P  # with BatchNorm's scale, shift and statistics
 PLAIN = MLP - 4 * P  # without
+# fedtpg
+NETWORK = (
+    PROMPT + 4 * E + 2 * D + (2 * E * E + 2 * E * D + 4 * E) + (8 * E * E + 8 * E) + (4 * E * E + E)
+)
 SAME |= {
     "scaffold": 2 * MLP - 2 * P,
     "fedrep": BODY,
     "fedper": BODY,
     "lg-fedavg": C * P + C,
     "fedntd": LINEAR,
-}
-SAME |= {"fedavg-simclr": SIMCLR, "fedprox-simclr": SIMCLR}
-SAME |= {
+    "fedavg-simclr": SIMCLR,
+    "fedprox-simclr": SIMCLR,
     "fedavg-scratch": SCRATCH,
-    "local-supervised": 0,
     "lp-plus-plus": LINEAR,
     "fedclip": 2 * D * (D + 1),
-}
-# fedtpg
-NETWORK = (
-    PROMPT + 4 * E + 2 * D + (2 * E * E + 2 * E * D + 4 * E) + (8 * E * E + 8 * E) + (4 * E * E + E)
-)
-SAME |= {
-    **dict.fromkeys(
-        ("promptfl", "kgcoop", "prograd", "promptfolio", "fedpgp", "dp-fpl", "pfedprompt"), PROMPT
-    ),
     "fedtpg": NETWORK,
     "tpfl-feat": 2 * D,
     "atpfl-feat": 2 * D,
+    "tpfl": PROMPT + VISUAL,
+    "atpfl": PROMPT + VISUAL,
 }
-SAME |= {"tpfl": PROMPT + VISUAL, "atpfl": PROMPT + VISUAL}
-SAME |= dict.fromkeys(
-    ("solo", "supcon", "central", "non-fl", "min-local", "local-prompt", "clip-zs", "tip-local"), 0
-)
 UP = {
     **SAME,
     "fst-cbdg": LINEAR,

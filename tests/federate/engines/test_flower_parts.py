@@ -16,13 +16,13 @@ import torch
 from command import data_of
 from damage import flip_bit
 from failing_command import must_fail, must_fail_machine
-from fake_grid import FakeGrid, grid_of, in_round, planned, together
+from fake_grid import FakeGrid, grid_of, in_round, killed, planned, to_every, together
 from hypothesis import given
 from hypothesis import strategies as st
 from methods_tried import tried
 from refusal import refused, training_error
 from setting_lines import set_to
-from small_sites import Heard, cut, missed_by
+from small_sites import Heard, cut, left_out, missed_by
 from text_tables import rows_of
 
 from fedcache.commands import flower
@@ -208,14 +208,13 @@ def test_the_gate_stands_before_every_upload(why, grid, federated):
     ("method", "words"), [("solo", {}), ("fedavg", {"aggregate": "median", "max_update_norm": 1e6})]
 )
 def test_no_upload_of_one_site_ends_a_run_where_nothing_is_said(method, words, grid, federated):
-    grid.meddle[102] = lambda kind, _n, packed: (
-        changed(packed, BAD["not part of the schema"]) if kind == "fit" else packed
+    grid.meddle[102] = to_every(
+        "fit", lambda packed: changed(packed, BAD["not part of the schema"])
     )
     grid.meddle[101] = in_round(2, lambda _: PackedMessage("?", {}))
     run = federated(method, **words)
-    missed = missed_by(run)
-    assert {m["site"] for m in missed} == {"client-0", "client-1"}
-    assert any("malformed" in m["why"] for m in missed)
+    assert set(left_out(run)) == {"client-0", "client-1"}
+    assert any("malformed" in m["why"] for m in missed_by(run))
     assert run.result["trust"]["rejected"] > 0
 
 
@@ -402,10 +401,10 @@ def test_a_result_of_fewer_sites_names_the_missing_ones(grid, tmp_path, federate
 
 
 def test_an_unfinished_federation_is_resumed_by_the_command_that_began_it(grid, sites, tmp_path):
-    grid.meddle[101] = in_round(2, lambda _packed: "it was killed")
+    grid.meddle[101] = in_round(2, killed)
     # Round 3 has one site of the two that it needs.
     for node in (100, 102):
-        grid.meddle[node] = in_round(3, lambda _packed: "it was killed")
+        grid.meddle[node] = in_round(3, killed)
     asked = planned("fedavg", quorum=2, rounds=3)
     with pytest.raises(FedcacheError):
         together(asked, grid, tmp_path)
@@ -424,7 +423,7 @@ def test_an_unfinished_federation_is_resumed_by_the_command_that_began_it(grid, 
 def test_a_run_resumes_only_with_the_same_sites_and_the_hint_says_so(
     grid, tmp_path, monkeypatch, federated
 ):
-    grid.meddle[101] = in_round(2, lambda _packed: "it was killed")
+    grid.meddle[101] = in_round(2, killed)
     with pytest.raises(FedcacheError):
         federated("fedavg", quorum=3)
     heard = Heard()
@@ -442,7 +441,7 @@ def test_a_run_resumes_only_with_the_same_sites_and_the_hint_says_so(
 def test_a_round_counts_the_scored_sites_and_a_site_that_is_not_scored_is_told_once(
     grid, federated
 ):
-    grid.meddle[101] = lambda kind, _number, packed: "it was killed" if kind == "score" else packed
+    grid.meddle[101] = to_every("score", killed)
     heard = Heard()
     run = federated("fedavg", heard)
     *_, last = rounds_of(run.path)
@@ -467,7 +466,7 @@ def test_a_site_lists_everything_that_it_sends(secure, tensors, grid, federated)
 
 
 def test_a_site_that_misses_a_round_is_told_once_and_named(grid, federated):
-    grid.meddle[101] = in_round(2, lambda _packed: "it was killed")
+    grid.meddle[101] = in_round(2, killed)
     heard = Heard()
     run = federated("fedavg", heard, rounds=3)
     assert "scored" not in rounds_of(run.path)[-1]["diagnostics"]

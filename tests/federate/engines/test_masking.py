@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from fake_grid import planned
+from fake_grid import killed, planned, to_every
 from hypothesis import given
 from hypothesis import strategies as st
 from methods_tried import tried
@@ -70,18 +70,14 @@ def test_a_number_beyond_the_bound_is_not_sent_and_the_bound_that_works_is_named
 
 def test_a_site_that_is_lost_is_left_out_of_the_sum_aloud(grid, federated):
     heard = Heard()
-    grid.meddle[100] = lambda kind, number, packed: (
-        "its node disconnected" if kind == "fit" and number == 1 else packed
-    )
+    grid.meddle[100] = to_every("fit", killed, last=1)
     run = federated("fedavg", heard, **SECURE)
     assert [m["round"] for m in missed_by(run)] == [1]
     assert heard.said("round 1 continues without site")
 
 
 def test_a_sum_with_an_answer_to_another_round_is_not_used(grid, federated):
-    grid.meddle[101] = lambda kind, _number, packed: (
-        changed(packed, late) if kind == "fit" else packed
-    )
+    grid.meddle[101] = to_every("fit", lambda packed: changed(packed, late))
     training_error(lambda: federated("fedavg", **SECURE), "belongs to another round or job")
 
 

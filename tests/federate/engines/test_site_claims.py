@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from draws import examples, one_of_each
-from fake_grid import FakeGrid, grid_of, planned, together
+from fake_grid import FakeGrid, grid_of, planned, silent, to_every, together
 from hypothesis import given
 from hypothesis import strategies as st
 from json_values import json_values
 from refusal import store_error, training_error
 from setting_lines import set_to
-from small_sites import Heard, mean_accuracy, missed_by, sharded
+from small_sites import Heard, left_out, mean_accuracy, missed_by, sharded
 
 from fedcache.errors import Exit
 from fedcache.federate.engines.flower.messages import (
@@ -242,8 +242,7 @@ def test_a_refusal_has_the_exit_code_of_what_a_site_may_lack():
 def test_a_claim_that_is_not_believed_costs_that_site_its_place_and_no_other(sites, tmp_path):
     run = federated(claiming(sites, tmp_path / "state", rows(10**9), -5.0), tmp_path, Heard())
     assert mean_accuracy(run) == without_liar(sites, tmp_path)
-    (missed,) = missed_by(run)
-    assert missed["site"] == LIAR
+    assert left_out(run) == [LIAR]
     training_error(
         lambda: federated(grid_of(sites, tmp_path / "few"), tmp_path, max_rows_per_client=3),
         "max-rows-per-client",
@@ -323,7 +322,7 @@ def test_no_claim_of_one_of_six_sites_moves_a_rule_by_more_than_three_points(
     run = federated(claiming(sites, tmp_path / "state", rows(claim), factor), tmp_path, **words)
     assert mean_accuracy(run) > without_liar(sites, tmp_path, **words) - 0.03
     liar = {LIAR, f"node {node_of(grid_of(sites, tmp_path), LIAR)}"}
-    assert {m["site"] for m in missed_by(run)} <= liar
+    assert set(left_out(run)) <= liar
 
 
 @pytest.mark.slow
@@ -335,8 +334,7 @@ def test_no_claim_of_one_of_six_sites_moves_a_rule_by_more_than_three_points(
 def test_a_site_that_differs_from_most_costs_nobody_else_the_start(claim, sites, tmp_path):
     run = federated(claiming(sites, tmp_path / "state", claim), tmp_path)
     assert mean_accuracy(run) == without_liar(sites, tmp_path)
-    (missed,) = missed_by(run)
-    assert missed["site"] == LIAR
+    assert left_out(run) == [LIAR]
 
 
 @pytest.mark.slow
@@ -357,18 +355,16 @@ def test_of_two_sites_that_differ_nobody_knows_which_is_right_unless_it_is_said(
 def test_a_site_that_is_silent_once_is_asked_again_and_joins_when_it_answers(sites, tmp_path):
     """It loses the first answer, one at the start, and is no reason for the others to wait."""
 
-    def silent(until):
+    def silent_until(until):
         grid = grid_of(sites, tmp_path / f"state-{until}")
-        grid.meddle[node_of(grid, LIAR)] = lambda kind, n, packed: (
-            "it did not answer within 1 s" if kind == "facts" and n <= until else packed
-        )
+        grid.meddle[node_of(grid, LIAR)] = to_every("facts", silent, last=until)
         return grid
 
-    once_lost = silent(1)
+    once_lost = silent_until(1)
     joined = federated(once_lost, tmp_path / "1", sites=SITES - 1, rounds=4)
     assert LIAR in joined.result["clients"]
     assert missed_by(joined) == []
-    never = silent(math.inf)
+    never = silent_until(math.inf)
     run = federated(never, tmp_path / "n", rounds=6)
     assert mean_accuracy(run) == without_liar(sites, tmp_path, rounds=6)
     for grid, asked in ((once_lost, 2), (never, 3)):
@@ -381,18 +377,16 @@ def test_a_site_that_is_silent_once_is_asked_again_and_joins_when_it_answers(sit
 @pytest.mark.parametrize("lost", [1, 2])
 def test_a_run_does_not_begin_without_a_slow_site_that_still_gets_requests(lost, sites, tmp_path):
     grid, slow = two_sites(sites, tmp_path / "state")
-    grid.meddle[slow] = lambda kind, number, packed: (
-        "it did not answer within 1 s" if kind == "facts" and number <= lost else packed
-    )
+    grid.meddle[slow] = to_every("facts", silent, last=lost)
     run = federated(grid, tmp_path, sites=2, rounds=1)
     assert run.result["clients"] == ["client-0", LIAR]
-    assert run.result["federation"]["joined"] == missed_by(run) == []
+    assert run.result["federation"]["joined"] == left_out(run) == []
 
 
 @pytest.mark.parametrize(
     "answer",
     [
-        "it did not answer within 1 s",
+        silent(None),
         pack(SiteMessage({"refused": {"code": 4, "message": "It has no rows.", "hint": ""}})),
     ],
     ids=["silent", "refuses"],
@@ -402,8 +396,7 @@ def test_a_result_names_every_node_that_the_run_began_without(answer, sites, tmp
     grid.meddle[lost] = lambda _kind, _number, _packed: answer
     run = federated(grid, tmp_path, sites=2, rounds=1)
     assert run.result["clients"] == ["client-0"]
-    (missed,) = missed_by(run)
-    assert missed["site"] == f"node {lost}"
+    assert left_out(run) == [f"node {lost}"]
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from fake_grid import planned, together
 from hypothesis import given
 from hypothesis import strategies as st
 from refusal import corruption, refused, training_error
-from small_sites import Heard, missed_by, sharded
+from small_sites import Heard, left_out, sharded
 
 from fedcache.config import Home
 from fedcache.federate.engines.flower.site_names import SiteNames, names_of
@@ -47,12 +47,12 @@ def test_another_key_does_not_get_a_name_in_a_later_run(names, grid, tmp_path):
     assert len(names.known()) == 3
     copied(grid)
     made = run(grid, tmp_path / "later", names, heard, start_with=2)
-    assert [m["site"] for m in missed_by(made)] == [name]
+    assert left_out(made) == [name]
     assert name not in made.result["federation"]["sites"]
     assert any(f"fedcache flower names --forget {name}" in line for line in heard.lines)
     assert names.known()[name] == f"key of {OWNER}"
     names.forget([name])
-    assert missed_by(run(grid, tmp_path / "new-key", names)) == []
+    assert left_out(run(grid, tmp_path / "new-key", names)) == []
     assert names.known()[name] == f"key of {IMPOSTOR}"
 
 
@@ -61,7 +61,7 @@ def test_a_site_without_an_answer_is_named_by_its_key(names, grid, tmp_path):
     name = next(n for n, key in names.known().items() if key == f"key of {OWNER}")
     grid.meddle[OWNER] = lambda _kind, _number, _packed: "it did not answer within 1 s"
     made = run(grid, tmp_path / "later", names, heard)
-    assert {m["site"] for m in missed_by(made)} == {name}
+    assert set(left_out(made)) == {name}
     first, *_, last = heard.warnings
     assert name in first
     assert "restart" in first
@@ -88,7 +88,7 @@ def test_who_has_a_name_gets_it_whoever_comes_first(late, names, grid, tmp_path)
 def test_a_site_that_is_started_again_has_its_name_by_its_key(names, grid, tmp_path):
     copied(grid)
     grid.keys[IMPOSTOR] = f"key of {OWNER}"
-    assert missed_by(run(grid, tmp_path / "later", names)) == []
+    assert left_out(run(grid, tmp_path / "later", names)) == []
 
 
 def test_without_keys_names_are_bound_for_one_run_and_that_is_said(grid, tmp_path):
@@ -98,7 +98,7 @@ def test_without_keys_names_are_bound_for_one_run_and_that_is_said(grid, tmp_pat
         "Without keys, a site name belongs to the first node" in line for line in heard.lines
     )
     copied(grid)
-    assert missed_by(run(grid, tmp_path / "later", None)) == []
+    assert left_out(run(grid, tmp_path / "later", None)) == []
 
 
 @pytest.mark.parametrize(

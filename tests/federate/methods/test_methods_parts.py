@@ -8,7 +8,7 @@ import torch
 from federation import federation, gap, go, go_all, server_gap
 from float64 import zeros
 from method_calls import batches_of
-from reference_steps import Tree, gradient, linear
+from reference_steps import Tree, descended, gradient, linear
 from setting_lines import set_to
 from torch.nn.functional import cross_entropy, normalize, one_hot
 
@@ -72,17 +72,15 @@ def test_the_margin_of_fedlc_is_that_of_the_paper(absent, denominator):
     assert 0 in count
     margin = 0.7 * torch.where(count > 0, count.double(), absent) ** -0.25
     p = Tree(W=zeros(data.classes, data.x.shape[-1]), b=zeros(data.classes))
-    for rows in batches_of(client, 0, 0, 0, size=8):
-        y = data.y[rows]
 
-        def objective(p, rows=rows, y=y):
-            u = linear(p, data.x[rows, 0]) - margin
-            if denominator == "include":
-                return cross_entropy(u, y)
-            others = u.masked_fill(one_hot(y, data.classes) > 0, -torch.inf)
-            return (others.logsumexp(1) - u.gather(1, y[:, None])[:, 0]).mean()
+    def objective(p, x, y):
+        u = linear(p, x) - margin
+        if denominator == "include":
+            return cross_entropy(u, y)
+        others = u.masked_fill(one_hot(y, data.classes) > 0, -torch.inf)
+        return (others.logsumexp(1) - u.gather(1, y[:, None])[:, 0]).mean()
 
-        p = p - 0.1 * gradient(objective, p)
+    p = descended(p, data, batches_of(client, 0, 0, 0, size=8), 0.1, objective)
     assert gap(out.server, p) < 1e-12
     # With a margin of 70 no row pushes down a class that the client has no rows of.
     assert (float(p["W"][count == 0].abs().max()) < 1e-20) == (absent < 1)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from federation import federation, gap, go, go_all, keeps, server_gap, start_of
 from float64 import even, normal, zeros
-from reference_steps import Tree, gradient, linear, linear_gradient, local_batches, mean_of
+from reference_steps import Tree, descended, linear, linear_gradient, local_batches, mean_of
 from refusal import refused
 from setting_lines import set_to
 from torch.nn.functional import cosine_similarity, cross_entropy, kl_div, normalize, one_hot
@@ -40,25 +40,20 @@ def test_fedntd_is_its_equation(scale):
         "logit_scale": scale,
     }
     out = go_all("fedntd", settings, rounds=2)
+
+    def objective(p, x, y, w):
+        keep = one_hot(y, data.classes) == 0
+        u = scale * linear(p, x)
+        other = (u[keep].view(len(x), -1) / 2.0).log_softmax(-1)
+        known = (scale * linear(w, x)[keep].view(len(x), -1) / 2.0).log_softmax(-1)
+        kl = kl_div(other, known, reduction="batchmean", log_target=True)
+        return cross_entropy(u, y) + 0.7 * 4.0 * kl
+
     w = Tree(W=data.text.clone(), b=zeros(data.classes))
     for r in range(2):
-        ends = []
-        for c in clients:
-            p = w
-            for rows in local_batches(c, r, 2):
-                x = data.x[rows, 0]
-                y = data.y[rows]
-                keep = one_hot(y, data.classes) == 0
-
-                def objective(p, x=x, y=y, keep=keep, w=w):
-                    u = scale * linear(p, x)
-                    other = (u[keep].view(len(x), -1) / 2.0).log_softmax(-1)
-                    known = (scale * linear(w, x)[keep].view(len(x), -1) / 2.0).log_softmax(-1)
-                    kl = kl_div(other, known, reduction="batchmean", log_target=True)
-                    return cross_entropy(u, y) + 0.7 * 4.0 * kl
-
-                p = p - lr * 0.5**r * gradient(objective, p)
-            ends.append(p)
+        ends = [
+            descended(w, data, local_batches(c, r, 2), lr * 0.5**r, objective, w) for c in clients
+        ]
         w = mean_of(ends, [len(c.train) for c in clients])
     assert gap(out.server, w) < 1e-12
 
@@ -166,28 +161,20 @@ def test_moon_is_its_equation():
     out = go("moon", {**settings, "tau": 0.4}, rounds=3, participation=6)
     w = start_of("moon", settings)
     last = {}
+
+    def objective(p, x, y, w, old):
+        z = project(p, x)
+        near, far = (torch.exp(cosine_similarity(z, project(m, x), dim=-1) / 0.4) for m in (w, old))
+        contrast = -torch.log(near / (near + far)).mean()
+        return cross_entropy(z @ p["Q.W"].T + p["Q.b"], y) + 3.0 * contrast
+
     for record in out.records:
-        ends = []
         for i in record.clients:
-            p = Tree(w)
-            old = last.get(i, w)
-            for rows in local_batches(clients[i], record.round - 1, 2):
-                x = data.x[rows, 0]
-                y = data.y[rows]
-
-                def objective(p, x=x, y=y, old=old, w=w):
-                    z = project(p, x)
-                    near, far = (
-                        torch.exp(cosine_similarity(z, project(m, x), dim=-1) / 0.4)
-                        for m in (w, old)
-                    )
-                    contrast = -torch.log(near / (near + far)).mean()
-                    return cross_entropy(z @ p["Q.W"].T + p["Q.b"], y) + 3.0 * contrast
-
-                p = p - 0.2 * gradient(objective, p)
-            ends.append(p)
-            last[i] = p
-        w = mean_of(ends, [len(clients[i].train) for i in record.clients])
+            rows = local_batches(clients[i], record.round - 1, 2)
+            last[i] = descended(Tree(w), data, rows, 0.2, objective, w, last.get(i, w))
+        w = mean_of(
+            [last[i] for i in record.clients], [len(clients[i].train) for i in record.clients]
+        )
     assert gap(out.server, w) < 1e-10
     assert all(
         gap(out.states[i][f"last/{k}"], p[k]) < 1e-10
