@@ -3,6 +3,7 @@
 import pytest
 from refusal import refused
 from setting_lines import swept
+from text_tables import rows_of
 
 from fedcache.grids.points import (
     combinations,
@@ -15,20 +16,22 @@ from fedcache.grids.points import (
 
 @pytest.mark.parametrize(
     ("sweeps", "message"),
-    [
-        ("rounds=0,1", "'0'"),
-        ("alpha=0.5,nan", "'nan'"),
-        ("scheme=iid,foo", "scheme"),
-        ("backbones=foo", "backbone"),
-        ("aggregate=median,medain", "medain"),
-        ("max_share=-0.1", "'-0.1'"),
-        ("dp_seed=-1", "'-1'"),
-        ("lr=", "lr has no values"),
-        ("seeds=0,1", "seeds"),
-        ("lr=0.1,0.10", "0.1 and 0.10"),
-        ("lr=0.1 set.lr=0.2", "lr and --sweep set.lr"),
-        ("partition.lr=0.1", "lr"),
-    ],
+    rows_of(
+        """
+        rounds=0,1              | '0'
+        alpha=0.5,nan           | 'nan'
+        scheme=iid,foo          | scheme
+        backbones=foo           | backbone
+        aggregate=median,medain | medain
+        max_share=-0.1          | '-0.1'
+        dp_seed=-1              | '-1'
+        lr=                     | lr has no values
+        seeds=0,1               | seeds
+        lr=0.1,0.10             | 0.1 and 0.10
+        lr=0.1 set.lr=0.2       | lr and --sweep set.lr
+        partition.lr=0.1        | lr
+        """
+    ),
 )
 def test_values_that_cannot_be_are_refused_before_anything_runs(sweeps, message):
     refused(lambda: combinations(["fedavg"], swept(sweeps)), message)

@@ -7,6 +7,7 @@ import pytest
 from command import data_of
 from failing_command import must_fail
 from made_path import place_of
+from text_tables import rows_of
 
 from fedcache.runs.directory import rounds_of
 
@@ -54,15 +55,17 @@ def test_the_configuration_of_an_asynchronous_run_runs_it_again(tmp_path):
 
 @pytest.mark.parametrize(
     ("words", "why"),
-    [
-        ("--asynchronous 0", "--asynchronous"),
-        ("--asynchronous 13", f"{M} clients"),
-        ("--asynchronous 2 --server-step 0", "--server-step 0"),
-        ("--server-step 0.5", "--server-step"),
-        ("--asynchronous 2 --aggregate median", "--aggregate"),
-        ("--asynchronous 2 --dp-clip 1 --dp-noise 1", "--dp-clip"),
-        ("--method central --client-durations equal", "central"),
-    ],
+    rows_of(
+        """
+        --asynchronous 0                          | --asynchronous
+        --asynchronous 13                         | 12 clients
+        --asynchronous 2 --server-step 0          | --server-step 0
+        --server-step 0.5                         | --server-step
+        --asynchronous 2 --aggregate median       | --aggregate
+        --asynchronous 2 --dp-clip 1 --dp-noise 1 | --dp-clip
+        --method central --client-durations equal | central
+        """
+    ),
 )
 def test_what_does_not_go_with_asynchronous_rounds_is_answered(words, why):
     must_fail(why, f"train --method fedavg --scheme iid --clients {M} {words}")

@@ -18,6 +18,7 @@ from private_starts import CONFIG as STARTED
 from private_starts import home, ingested
 from refusal import corruption, stopped
 from safetensors import safe_open
+from text_tables import rows_of
 
 from fedcache.config import Home
 from fedcache.errors import Exit
@@ -402,15 +403,17 @@ def test_a_state_of_which_it_is_not_known_what_was_told_is_another_release(lost,
 
 @pytest.mark.parametrize(
     ("words", "named"),
-    [
-        ("--max-update-norm 0.001", "--max-update-norm"),
-        ("--max-rows-per-client 80", "--max-rows-per-client"),
-        ("--set head=mlp --set bn=true", "BatchNorm"),
-        ("--dp-clip 0", "--dp-clip is 0, but it must be above 0 and at most 1,000,000"),
-        ("--dp-delta 1e-300", "must be at least 1e-12 and below 1"),
-        ("--dp-noise 1e-300", "must be 0, or at least 0.001 and at most 1,000,000"),
-        ("--dp-noise nan", "--dp-noise"),
-    ],
+    rows_of(
+        """
+        --max-update-norm 0.001      | --max-update-norm
+        --max-rows-per-client 80     | --max-rows-per-client
+        --set head=mlp --set bn=true | BatchNorm
+        --dp-clip 0                  | --dp-clip is 0, but it must be above 0 and at most 1,000,000
+        --dp-delta 1e-300            | must be at least 1e-12 and below 1
+        --dp-noise 1e-300            | must be 0, or at least 0.001 and at most 1,000,000
+        --dp-noise nan               | --dp-noise
+        """
+    ),
 )
 def test_what_would_tell_of_single_clients_or_mean_nothing_is_refused(words, named):
     must_fail(named, f"{REAL} {words}")

@@ -7,6 +7,7 @@ import pytest
 from partition_rows import columns_from
 from refusal import refused
 from setting_lines import set_to
+from text_tables import rows_of
 
 from fedcache.federate.partition.given import of_rows
 from fedcache.federate.partition.partition import make
@@ -130,15 +131,17 @@ def test_another_scheme_deals_the_rows_of_every_value():
 
 @pytest.mark.parametrize(
     ("given", "said"),
-    [
-        ("by=domain hold_out=scketch", "'sketch'"),
-        ('by=domain hold_out=["sketch","photo"]', "no client is left to train"),
-        ("by=domain hold_out=sketch tests=global", "hold_out and tests global"),
-        ("by=domain clients=3", "clients"),
-        ("by=domain clients=30 inside=iid", "5 rows"),
-        ("by=domain tests=held-out-clients domain=photo", "1 client"),
-        ("by=ward min_rows=13", "12"),
-    ],
+    rows_of(
+        """
+        by=domain hold_out=scketch                    | 'sketch'
+        by=domain hold_out=["sketch","photo"]         | no client is left to train
+        by=domain hold_out=sketch tests=global        | hold_out and tests global
+        by=domain clients=3                           | clients
+        by=domain clients=30 inside=iid               | 5 rows
+        by=domain tests=held-out-clients domain=photo | 1 client
+        by=ward min_rows=13                           | 12
+        """
+    ),
 )
 def test_what_cannot_be_is_refused_by_name(given, said):
     refused(lambda: make("natural", columns(["n"] * 12), **set_to(given)), said)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from partition_rows import any_columns, attempt, columns_from, drawn_arguments, even_columns
 from refusal import refused
+from text_tables import rows_of
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.partition.partition import SCHEMES, InfeasibleError, make
@@ -270,15 +271,18 @@ def test_iid_needs_no_labels_and_the_others_name_it():
 
 @pytest.mark.parametrize(
     ("classes", "clients", "shares"),
-    [
-        (10, 5, [2, 2, 2, 2, 2]),
-        (10, 3, [3, 3, 4]),  # round(3.33) = 3, the last takes the rest
-        (10, 6, [2, 2, 2, 2, 1, 1]),  # round(1.67) = 2 five times would leave the last with none
-        (101, 10, [10] * 9 + [11]),
-    ],
+    rows_of(
+        """
+        10  | 5  | 2 2 2 2 2
+        10  | 3  | 3 3 4
+        10  | 6  | 2 2 2 2 1 1
+        101 | 10 | 10 10 10 10 10 10 10 10 10 11
+        """
+    ),
 )
 def test_classes_per_client(classes, clients, shares):
-    assert classes_per_client(classes, clients) == shares
+    # round(3.33) = 3, and the last takes the rest; round(1.67) = 2 five times would leave the last with none
+    assert classes_per_client(int(classes), int(clients)) == [int(n) for n in shares.split()]
 
 
 def test_few_shot_disjoint_gives_each_class_to_one_client():

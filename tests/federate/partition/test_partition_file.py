@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from json_values import json_values
 from partition_rows import DATASET, even_columns
 from refusal import corruption, refused, store_error
+from setting_lines import cases_of
 
 from fedcache.errors import CorruptionError
 from fedcache.federate.partition import json_file
@@ -32,12 +33,19 @@ def changed(**fields):
     return signed(SOUND.to_payload() | fields)
 
 
-FEASIBLE = {
-    "lda": {"clients": 3, "alpha": 50.0, "min_size": 2},
-    "label-shift": {"alpha": 50.0, "ratio": 2.0},
-    "dirichlet": {"clients": 3, "alpha": 50.0},
-    **{name: {"clients": 3} for name in ("shards", "iid", "few-shot", "flesd")},
-}
+FEASIBLE = dict(
+    cases_of(
+        """
+        lda         clients=3 alpha=50.0 min_size=2
+        label-shift alpha=50.0 ratio=2.0
+        dirichlet   clients=3 alpha=50.0
+        shards      clients=3
+        iid         clients=3
+        few-shot    clients=3
+        flesd       clients=3
+        """
+    )
+)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -73,17 +81,17 @@ def test_the_file_in_full():
 
 @pytest.mark.parametrize(
     ("field", "other"),
-    [
-        ("scheme", "lda"),
-        ("args", {}),
-        ("seed", 1),
-        ("dataset", "other"),
-        ("pool", 9),
-        ("dropped", 9),
-        ("notes", ["x"]),
-        ("clients", SOUND.to_payload()["clients"][:1]),
-        ("test", SOUND.to_payload()["test"][1:]),
-    ],
+    {
+        "scheme": "lda",
+        "args": {},
+        "seed": 1,
+        "dataset": "other",
+        "pool": 9,
+        "dropped": 9,
+        "notes": ["x"],
+        "clients": SOUND.to_payload()["clients"][:1],
+        "test": SOUND.to_payload()["test"][1:],
+    }.items(),
 )
 def test_the_digest_covers_every_field(field, other):
     payload = {**SOUND.to_payload(), field: other}

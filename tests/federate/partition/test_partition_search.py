@@ -171,17 +171,21 @@ def test_infeasible_arguments_come_with_those_that_work(columns, scheme, args, i
 @pytest.mark.parametrize(
     ("scheme", "args", "message"),
     [
-        ("lda", "alhpa=0.1", "'alpha'"),
-        ("dirchlet", "", "'dirichlet'"),
-        ("lda", "alpha=NaN", "alpha is nan"),
-        ("lda", 'alpha="0.1"', "alpha is '0.1'"),
-        ("lda", "clients=2.5", "clients is 2.5"),
-        ("label-shift", "pool=tests", "'test'"),
+        *rows_of(
+            """
+            lda           | alhpa=0.1                | 'alpha'
+            dirchlet      |                          | 'dirichlet'
+            lda           | alpha=NaN                | alpha is nan
+            lda           | alpha="0.1"              | alpha is '0.1'
+            lda           | clients=2.5              | clients is 2.5
+            label-shift   | pool=tests               | 'test'
+            iid           | seed=-1                  | -1
+            iid           | seed=9223372036854775808 | 9223372036854775808
+            feature-shift |                          | domain
+            """
+        ),
         ("iid", {"domain": "domain 1"}, "'domain 0'"),
         ("iid", {"domain": ["domain 0", "domain 0"]}, "twice"),
-        ("iid", "seed=-1", "-1"),
-        ("iid", "seed=9223372036854775808", "9223372036854775808"),
-        ("feature-shift", "", "domain"),
     ],
 )
 def test_a_wrong_argument_is_named(scheme, args, message):

@@ -25,6 +25,7 @@ from methods_tried import tried
 from pairs import fitting
 from refusal import refused, training_error
 from setting_lines import set_to
+from text_tables import rows_of
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.method import UploadTensor, sends_nothing
@@ -228,22 +229,21 @@ def test_who_counts_more_rows_than_it_holds_is_named_also_among_others(execution
 
 
 @pytest.mark.parametrize(
-    ("counts", "rows", "sound"),
-    [
-        (
-            [3.0002, 4.0],
-            7,
-            True,
-        ),  # a ten-thousandth is rounding: up to 0.0003 of 3, and 0.0008 of a sum of 7
-        ([2.9996, 4.0], 9, False),
-        ([1000.05, 1000.05], 2000, True),  # 2000.1 where 2000.3 is let pass
-        ([1001.0, 1000.0], 2000, False),
-        ([1.0, -1.0], 5, False),
-    ],
+    ("sound", "rows", "counts"),
+    rows_of(
+        """
+        sound |    7 | 3.0002 4.0
+              |    9 | 2.9996 4.0
+        sound | 2000 | 1000.05 1000.05
+              | 2000 | 1001.0 1000.0
+              |    5 | 1.0 -1.0
+        """
+    ),
 )
-def test_numbers_of_rows_are_whole_and_no_more_than_there_are_up_to_rounding(counts, rows, sound):
-    up = {"count": doubles(counts)}
-    assert (UpdateValidation(declared(up), 1).problem(up, rows) is None) == sound
+def test_numbers_of_rows_are_whole_and_no_more_than_there_are_up_to_rounding(sound, rows, counts):
+    # a ten-thousandth is rounding: up to 0.0003 of 3, 0.0008 of a sum of 7, and 0.3 of 2000
+    up = {"count": doubles([float(n) for n in counts.split()])}
+    assert (UpdateValidation(declared(up), 1).problem(up, int(rows)) is None) == bool(sound)
 
 
 @pytest.mark.parametrize("name", tried(sorted(METHODS)))

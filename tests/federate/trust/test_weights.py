@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from refusal import training_error
 from setting_lines import set_to
 from test_update_validation import sending
+from text_tables import rows_of
 
 from fedcache.federate.methods import METHODS
 from fedcache.federate.trust.pipeline import capped_weights, parse_policy, weight_warnings
@@ -39,17 +40,24 @@ def test_no_client_weighs_more_than_its_share_and_no_weight_is_cut_further_than_
     assert all(w == n for w, n in zip(weights, rows, strict=True) if n < largest)
 
 
+def numbers(cell):
+    return [float(word) for word in cell.split()]
+
+
 def test_shares_by_hand():
-    # t = 0.25 (t + 300), of 1000 rows and three times 100
-    for weights, share, wanted in (
-        ([1000, 100, 100, 100], 0.25, [100, 100, 100, 100]),
-        ([1000, 100, 100, 100], 0.4, [200, 100, 100, 100]),
-        ([1000, 500, 60, 40], 0.4, [200, 200, 60, 40]),
-        ([3, 9, 5], 0.2, [3, 3, 3]),  # 3 clients cannot have a fifth each
-        ([3, 2], 1.0, [3, 2]),
-        ([0, 0], 0.5, [0, 0]),
+    # t = 0.25 (t + 300), of 1000 rows and three times 100; three clients cannot have a fifth each
+    for row in rows_of(
+        """
+        1000 100 100 100 | 0.25 | 100 100 100 100
+        1000 100 100 100 | 0.4  | 200 100 100 100
+        1000 500 60 40   | 0.4  | 200 200 60 40
+        3 9 5            | 0.2  | 3 3 3
+        3 2              | 1.0  | 3 2
+        0 0              | 0.5  | 0 0
+        """
     ):
-        assert capped_weights(list(map(float, weights)), share) == pytest.approx(wanted)
+        weights, share, wanted = map(numbers, row)
+        assert capped_weights(weights, *share) == pytest.approx(wanted)
 
 
 LIAR = 3
@@ -99,29 +107,27 @@ def test_a_plain_mean_warns_of_a_client_that_is_most_of_it_and_a_rule_does_not()
 
 
 @pytest.mark.parametrize(
-    ("rows", "share", "warned"),
-    [
-        (
-            [21, 50, 9, 20],
-            0.2,
-            ["client 5 ('c5')", "client 4 ('c4')"],
-        ),  # the last has a fifth and no more
-        ([50, 10, 10, 30], None, []),  # half of 100, and no more; ten times the median is 100
-        ([10, 10, 51, 29], None, ["client 6 ('c6')"]),
-        ([10, 100, *[10] * 11], None, []),
-        ([10, 101, *[10] * 11], None, ["client 5 ('c5')"]),
-        ([1, 99], None, []),  # of two nobody can say which is wrong
-        (
-            [1e6] * 9 + [1] * 31,
-            None,
-            ["client 4 ('c4')", "client 5 ('c5')", "client 6 ('c6')"],
-        ),  # three are named
-    ],
+    ("share", "warned", "rows"),
+    rows_of(
+        """
+        0.2 | 5 4   | 21 50 9 20
+            |       | 50 10 10 30
+            | 6     | 10 10 51 29
+            |       | 10 100 10 10 10 10 10 10 10 10 10 10 10
+            | 5     | 10 101 10 10 10 10 10 10 10 10 10 10 10
+            |       | 1 99
+            | 4 5 6 | 99 99 99 99 99 99 99 99 99 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1
+        """
+    ),
 )
-def test_the_clients_that_are_warned_of_by_hand(rows, share, warned):
+def test_the_clients_that_are_warned_of_by_hand(share, warned, rows):
+    # In the first the last has a fifth and no more; in the second one has half of 100 and no more. Ten times a median
+    # of 10 is 100. Of two nobody can say which is wrong, and three are named at most.
+    of = np.array(numbers(rows))
     names = {c: f"c{c}" for c in range(4, 44)}
-    said = weight_warnings(names, np.arange(4, 4 + len(rows)), np.array(rows, np.float64), share)
-    assert [w.partition(" has")[0] for w in said] == warned
+    said = weight_warnings(names, np.arange(4, 4 + len(of)), of, float(share) if share else None)
+    wanted = [f"client {c} ('c{c}')" for c in warned.split()]
+    assert [w.partition(" has")[0] for w in said] == wanted
     assert all("--max-share" in w for w in said)
 
 
