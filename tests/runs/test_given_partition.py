@@ -1,10 +1,13 @@
 """Partitions that a user brings: a dict, the client of each row, a function, a CSV."""
 
+import json
+
 import numpy as np
 import pytest
 from arrays import normals
 from command import data_of
 from refusal import refused
+from text_tables import rows_of
 
 import fedcache as fc
 from fedcache.errors import FedcacheError, UsageError
@@ -127,16 +130,23 @@ def test_a_csv_may_say_the_split(store, tmp_path):
 @pytest.mark.parametrize(
     ("clients", "validation", "said"),
     [
-        ({"a": [0, 1], "b": [1, 2]}, None, "Row 1 is assigned to 'a' and 'b'"),
+        *(
+            (json.loads(clients), json.loads(validation), said)
+            for clients, validation, said in rows_of(
+                """
+                {"a": [0, 1], "b": [1, 2]}                  | null    | Row 1 is assigned to 'a' and 'b'
+                {"a": [0.5]}                                | null    | float64
+                {"a": {"train": [0, 1], "validation": [1]}} | null    | row 1
+                {"a": {"train": [0], "validation": [40]}}   | null    | row 40
+                {"a": {"train": [0], "validation": [1]}}    | 0.2     | split
+                {"a": [0, 1]}                               | "split" | no validation row
+                """
+            )
+        ),
         ({"a": np.zeros((1, 2), int)}, None, "(1, 2)"),
-        ({"a": [0.5]}, None, "float64"),
         ({"a": ([0], [0])}, None, "a training row and also a test row"),
         (lambda _store: 3, None, "3"),
         ([0.5] * ROWS, None, "Numbers with decimals"),
-        ({"a": {"train": [0, 1], "validation": [1]}}, None, "row 1"),
-        ({"a": {"train": [0], "validation": [ROWS]}}, None, f"row {ROWS}"),
-        ({"a": {"train": [0], "validation": [1]}}, 0.2, "split"),
-        ({"a": [0, 1]}, "split", "no validation row"),
     ],
 )
 def test_what_is_no_partition_is_refused(store, clients, validation, said):

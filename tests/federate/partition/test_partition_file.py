@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from json_values import json_values
 from partition_rows import DATASET, even_columns
 from refusal import corruption, refused, store_error
-from setting_lines import cases_of
+from setting_lines import cases_of, chosen
+from text_tables import rows_of
 
 from fedcache.errors import CorruptionError
 from fedcache.federate.partition import json_file
@@ -117,25 +118,26 @@ def test_a_row_beyond_the_store_is_corruption():
     )
 
 
-CLIENT = {"name": "a", "train": [0], "test": [4]}
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"schema": "fedcache.partition/3"}, "schema"),
-        ({"args": {"a": {"b": 1}}}, "args"),
-        ({"seed": True}, "seed"),
-        ({"clients": [{**CLIENT, "more": 1}]}, "client 0"),
-        ({"clients": [{**CLIENT, "train": [True]}]}, "'True'"),
-        ({"clients": [{**CLIENT, "train": [10**400]}]}, "client 0 train"),
-        ({"clients": [{**CLIENT, "train": [1, 1]}]}, "not ascending"),
-        ({"test": [9, 4]}, "not ascending"),
-        ({"dropped": 0.0}, "dropped"),
+        *rows_of(
+            """
+            schema="fedcache.partition/3"                            | schema
+            args={"a":{"b":1}}                                       | args
+            seed=true                                                | seed
+            clients=[{"name":"a","train":[0],"test":[4],"more":1}]   | client 0
+            clients=[{"name":"a","train":[true],"test":[4]}]         | 'True'
+            clients=[{"name":"a","train":[1,1],"test":[4]}]          | not ascending
+            test=[9,4]                                               | not ascending
+            dropped=0.0                                              | dropped
+            """
+        ),
+        ({"clients": [{"name": "a", "train": [10**400], "test": [4]}]}, "client 0 train"),
     ],
 )
 def test_a_forged_file_is_refused_with_the_field(fields, message):
-    corruption(lambda: from_payload(changed(**fields), origin="p.json"), message)
+    corruption(lambda: from_payload(changed(**chosen(fields)), origin="p.json"), message)
 
 
 SOUND_JSON = canonical_json(SOUND.to_payload())

@@ -1,5 +1,6 @@
 """Statistics of any rows pass the checks of their kind; numbers that no rows can give do not."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -9,7 +10,8 @@ import torch
 from draws import FULL
 from federation import federation, fitted, run, scaled, small, tiny
 from float64 import doubles
-from setting_lines import cases_of
+from setting_lines import cases_of, set_to
+from text_tables import rows_of
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.method import Statistic, UploadTensor
@@ -200,78 +202,73 @@ def told(listed, changes=None, *, count=COUNT, rows=3.0, longest=None, ridge=0.0
         for k, t in up.items()
     }
     if count is not None:
-        up["count"] = count
+        up["count"] = torch.as_tensor(count, dtype=torch.float64)
         declared["count"] = UploadTensor((2,), torch.float64, counts_rows=True)
     return statistic_problem(declared, up, rows, longest)
 
 
+def instead(cell):
+    """What takes the place of a kind: other numbers, or so many times those that it has. Else, what else differs."""
+    given, _, kind = cell.partition(" ")
+    if kind not in OWN:
+        return {}, set_to(cell)
+    value = json.loads(given)
+    return {kind: doubles(value) if isinstance(value, list) else value * OWN[kind]}, {}
+
+
+TABLE = rows_of(
+    """
+    gram                              | -1 gram                | -10
+    gram                              | [1.0,2.0,1.0] gram     | eigenvalue -1
+    gram                              | count=[0.0,0.0]        | not 0
+    gram                              | longest=2.0            | at most 12
+    gram                              | ridge=9.0              | -3
+    gram, class sums                  | 2.0 class sums         | its trace is 16
+    gram, class sums                  | [[1.0,-3.0],[1.0,-1.0]] class sums | eigenvalue
+    class sums                        | count=[0.0,3.0]        | class 0
+    class sums                        | longest=3.0            | 3.16
+    class sums                        | longest=1.0 count=null | 4.58
+    class sums, sum                   | [5.0,1.0] sum          | 1.41
+    sum                               | longest=1.0            | at most 3
+    squares                           | -1 squares             | -10
+    squares, class sums | 2.0 class sums | too small for the squares of the sums
+    class squares                     | longest=3.0            | 10
+    class squares                     | count=[0.0,3.0]        | not 0
+    class squares, class sums         | 0.9 class squares      | too small for the squares
+    class grams                       | -1 class grams         | -9
+    class grams                       | longest=3.0            | its trace is 10
+    class grams, class sums           | [[1.0,-1.0],[3.0,1.0]] class sums | class 0
+    class means                       | longest=3.0            | 3.16
+    mixture deviations, mixture means | -1 mixture deviations  | -1.2
+    mixture deviations, mixture means | longest=1.0            | 2.88
+    mixture factors, mixture means    | -1 mixture factors     | -0.5
+    mixture factors, mixture means    | longest=1.0            | 1.25
+    mixture means                     | longest=3.0            | 3.16
+    mixture weights                   | -1 mixture weights     | -1
+    mixture weights                   | 2.0 mixture weights    | sums to 2
+    mixture weights                   | count=[0.0,3.0]        | expected 0
+    """
+)
+"""The matrix does not allow the class sums with an eigenvalue, but its trace and its diagonal do.
+
+Where no rows of class 0 are counted, the count is 0 and 3.
+"""
 SYSTEM = {"gram": OWN["gram"] + gram(torch.eye(2, dtype=torch.float64))}
 LONGEST_OF_Z = math.sqrt(10.0)
-NOBODY = {"count": doubles([0.0, 3.0])}
-"""Of class 0 no rows are counted."""
 WRONG = [
-    ("gram", {"gram": -OWN["gram"]}, {}, "-10"),
-    ("gram", {"gram": doubles([1.0, 2.0, 1.0])}, {}, "eigenvalue -1"),
-    ("gram", {}, {"count": torch.zeros(2, dtype=torch.float64)}, "not 0"),
-    ("gram", {}, {"longest": 2.0}, "at most 12"),
-    ("gram", {}, {"ridge": 9.0}, "-3"),
-    ("gram, class sums", {"class sums": 2.0 * SUMS}, {}, "its trace is 16"),
-    # Trace and diagonal allow these sums; the matrix does not.
-    ("gram, class sums", {"class sums": doubles([[1.0, -3.0], [1.0, -1.0]])}, {}, "eigenvalue"),
+    *((kinds, *instead(change), said) for kinds, change, said in TABLE),
     (
         "gram, class sums",
         {"class sums": doubles([[0.0, 6.0], [0.0, -6.0]])},
         {"count": None},
         "too small for the class sums",
     ),
-    ("class sums", {}, NOBODY, "class 0"),
-    ("class sums", {}, {"longest": 3.0}, "3.16"),
-    ("class sums", {}, {"longest": 1.0, "count": None}, "4.58"),
-    ("class sums, sum", {"sum": Z.sum(0) + 1.0}, {}, "1.41"),
-    ("sum", {}, {"longest": 1.0}, "at most 3"),
-    ("squares", {"squares": -OWN["squares"]}, {}, "-10"),
-    (
-        "squares, class sums",
-        {"class sums": 2.0 * SUMS},
-        {},
-        "too small for the squares of the sums",
-    ),
-    ("class squares", {}, {"longest": 3.0}, "10"),
-    ("class squares", {}, NOBODY, "not 0"),
-    (
-        "class squares, class sums",
-        {"class squares": 0.9 * OWN["class squares"]},
-        {},
-        "too small for the squares",
-    ),
-    ("class grams", {"class grams": -OWN["class grams"]}, {}, "-9"),
-    ("class grams", {}, {"longest": 3.0}, "its trace is 10"),
-    ("class grams, class sums", {"class sums": SUMS.flip(0)}, {}, "class 0"),
-    ("class means", {}, {"longest": 3.0}, "3.16"),
     (
         "gram, ridge solutions",
         {**SYSTEM, "ridge solutions": 3.0 * OWN["ridge solutions"]},
         {"ridge": 1.0},
         "fits",
     ),
-    (
-        "mixture deviations, mixture means",
-        {"mixture deviations": -OWN["mixture deviations"]},
-        {},
-        "-1.2",
-    ),
-    ("mixture deviations, mixture means", {}, {"longest": 1.0}, "2.88"),
-    (
-        "mixture factors, mixture means",
-        {"mixture factors": -OWN["mixture factors"]},
-        {},
-        "-0.5",
-    ),
-    ("mixture factors, mixture means", {}, {"longest": 1.0}, "1.25"),
-    ("mixture means", {}, {"longest": 3.0}, "3.16"),
-    ("mixture weights", {"mixture weights": -OWN["mixture weights"]}, {}, "-1"),
-    ("mixture weights", {"mixture weights": 2.0 * OWN["mixture weights"]}, {}, "sums to 2"),
-    ("mixture weights", {}, NOBODY, "expected 0"),
 ]
 """Kinds in an upload, what takes the place of some of them, what else differs, and a number or word of what is said."""
 
