@@ -6,6 +6,7 @@ from command import data_of
 from failing_command import must_fail
 from refusal import refused
 from setting_lines import set_to, swept
+from text_tables import rows_of
 
 import fedcache as fc
 from fedcache.config import TrainConfig
@@ -35,12 +36,14 @@ def test_a_key_reaches_the_methods_that_have_it_and_the_others_are_named():
 
 @pytest.mark.parametrize(
     ("method", "key", "values", "settings"),
-    [
-        ("fedavg", "momentum", "0.5,1", ""),
-        ("fedavg", "bn_mode", "avg,local", "bn=false"),
-        ("fed3r", "reg_bias", "true,false", ""),
-        ("gh-ofl", "shrink", "0.1,0.2", "head=nb"),
-    ],
+    rows_of(
+        """
+        fedavg | momentum | 0.5,1      |
+        fedavg | bn_mode  | avg,local  | bn=false
+        fed3r  | reg_bias | true,false |
+        gh-ofl | shrink   | 0.1,0.2    | head=nb
+        """
+    ),
 )
 def test_a_sweep_of_what_is_not_read_is_refused(method, key, values, settings):
     config = TrainConfig(set=set_to(settings))

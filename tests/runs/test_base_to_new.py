@@ -14,6 +14,7 @@ from homes import made_once
 from made_path import place_of, run_of
 from pictures import folder
 from safetensors.torch import load_file
+from text_tables import rows_of
 
 from fedcache.config import Home
 from fedcache.errors import StoreError, UsageError
@@ -214,13 +215,15 @@ def test_a_partition_of_the_base_classes_gives_the_same_run_and_another_one_is_r
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [
-        ("fed3r", "fed3r with these settings has no such model"),
-        ("solo --set init=text", "solo with these settings has no such model"),
-        ("promptfl --set csc=true", "promptfl with these settings has no such model"),
-        ("clip-zs --base-classes 6", "there are 6 classes"),
-        ("clip-zs --clients-from shards", "cannot be combined with client stores"),
-    ],
+    rows_of(
+        """
+        fed3r                         | fed3r with these settings has no such model
+        solo --set init=text          | solo with these settings has no such model
+        promptfl --set csc=true       | promptfl with these settings has no such model
+        clip-zs --base-classes 6      | there are 6 classes
+        clip-zs --clients-from shards | cannot be combined with client stores
+        """
+    ),
 )
 def test_what_cannot_score_new_classes_is_refused_by_name(store, words, said):
     if "--base-classes" not in words:

@@ -109,19 +109,13 @@ def test_a_simulation_has_the_same_noise_in_every_execution_and_in_a_grid():
 @pytest.mark.slow
 def test_epsilon_composes_over_seeds_points_and_repeats():
     done = data_of(f"{REAL} --seeds 0-4")["trust"]["privacy"]
-    assert done["seeds"] == 5
-    costs(done, 4)
+    costs(done, 4, seeds=5)
     assert done["composed"]["epsilon_pld"] == pytest.approx(composed((2.0, 0.5, 20)))
     (spent,) = data_of(f"{GRID} --sweep lr=0.1,0.01,0.001 --seeds 0,1")["privacy"]
     # lr=0.1 is the run that has five seeds: none of them is trained again, and all of them count.
-    assert spent["points"] == 3
-    assert spent["seeds"] == 9
-    costs(spent, 36)
+    costs(spent, 36, points=3, seeds=9)
     (total,) = data_of("ls --privacy")["entries"]
-    assert total["releases"] == 9
-    assert total["runs"] == 3
-    assert total["rounds"] == 36
-    costs(total, 36)
+    costs(total, 36, releases=9, runs=3, rounds=36)
     ok(f"{REAL} --clients 5")  # other clients: a partition of its own
     both = data_of("ls --privacy")
     assert [entry["releases"] for entry in both["entries"]] == [9, 1]
@@ -133,9 +127,10 @@ def test_epsilon_composes_over_seeds_points_and_repeats():
     assert of_rows["epsilon_pld"] == pytest.approx(composed((2.0, 0.5, 36), (2.0, share, 4)))
 
 
-def costs(told, rounds):
-    """Epsilon that is told is that of so many rounds with noise of 2 and half of the clients in each."""
-    assert told["epsilon_pld"] == pytest.approx(composed((2.0, 0.5, rounds)))
+def costs(told, of_rounds, **said):
+    """Epsilon is that of so many rounds with noise of 2 and half of the clients in each, and the rest is as said."""
+    assert {name: told[name] for name in said} == said
+    assert told["epsilon_pld"] == pytest.approx(composed((2.0, 0.5, of_rounds)))
 
 
 def composed(*spent):
@@ -153,24 +148,16 @@ def composed(*spent):
 def test_the_epsilon_of_a_grid_covers_the_model_that_is_trained_again():
     words = f"{GRID} --validation 0.25 --sweep lr=0.1,0.01 --seeds 0,1 --retrain"
     (spent,) = data_of(words)["privacy"]
-    assert spent["points"] == 2
-    assert spent["retrained"] == 1
-    assert spent["seeds"] == 6
-    assert spent["unit"] == "client"
     # Two points and one retrained model, of two seeds with four rounds each: 3 * 2 * 4 rounds.
-    costs(spent, 24)
+    costs(spent, 24, points=2, retrained=1, seeds=6, unit="client")
     assert f"epsilon {spent['epsilon_pld']:.3g}" in fedcache(words).out
     (of_rows,) = data_of("ls --privacy")["datasets"]
-    assert of_rows["partitions"] == 2
-    assert of_rows["releases"] == 6
-    assert of_rows["epsilon_pld"] == spent["epsilon_pld"]
+    costs(of_rows, 24, partitions=2, releases=6, epsilon_pld=spent["epsilon_pld"])
 
 
 def test_the_epsilon_of_a_grid_over_partitions_is_told_for_a_row():
     (spent,) = data_of(f"{GRID} --scheme dirichlet --sweep alpha=1,10 --clients 10")["privacy"]
-    assert spent["points"] == 2
-    assert spent["unit"] == "row"
-    costs(spent, 8)
+    costs(spent, 8, points=2, unit="row")
 
 
 def test_the_epsilon_of_a_grid_covers_points_without_a_result():
@@ -180,8 +167,7 @@ def test_the_epsilon_of_a_grid_covers_points_without_a_result():
     done = fedcache(words, "--json")
     assert done.code == Exit.CORRUPT
     (spent,) = done.data["privacy"]
-    assert spent["points"] == 2
-    costs(spent, 8)
+    costs(spent, 8, points=2)
 
 
 @pytest.mark.slow
@@ -201,8 +187,7 @@ def test_the_epsilon_of_a_search_covers_pruned_trials(monkeypatch):
         assert len(done["points"]) == 2
         assert len(done["pruned"]) == 1
         (spent,) = done["privacy"]
-        assert spent["points"] == 3
-        costs(spent, 12)
+        costs(spent, 12, points=3)
 
 
 def test_releases_of_one_dataset_are_added_up_by_its_name_and_by_its_content():

@@ -13,6 +13,7 @@ from refusal import training_error
 from setting_lines import set_to
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import Ridge
+from text_tables import rows_of
 
 from fedcache.federate.methods import METHODS
 from fedcache.federate.methods.fed3r import feature_map
@@ -25,13 +26,15 @@ LABEL = DATA.y[POOL].numpy()
 
 @pytest.mark.parametrize(
     ("name", "settings", "key"),
-    [
-        ("fed3r", "lam=0.0", "lam"),
-        ("fed3r", "lam=0.0 omega=1.0", "lam"),
-        ("fed3r-prior", "lam=0.0", "lam"),
-        ("fedcgs", "gamma_shrink=0.0", "gamma_shrink"),
-        ("fedcof", "gamma=0.0", "gamma"),
-    ],
+    rows_of(
+        """
+        fed3r       | lam=0.0           | lam
+        fed3r       | lam=0.0 omega=1.0 | lam
+        fed3r-prior | lam=0.0           | lam
+        fedcgs      | gamma_shrink=0.0  | gamma_shrink
+        fedcof      | gamma=0.0         | gamma
+        """
+    ),
 )
 def test_a_singular_system_names_the_switch_and_a_value_that_works(name, settings, key):
     twice = replace(DATA, x=DATA.x.repeat(1, 1, 2), text=DATA.text.repeat(1, 2))
@@ -209,21 +212,23 @@ def test_automatic_gamma_follows_the_variance_of_the_features():
 
 @pytest.mark.parametrize(
     ("names", "gamma"),
-    [
-        ("mobilenetv2-birds", 0.1),
-        ("hf:google/MobileNet_v2_1.0_224", 0.1),
-        ("mobilevit-s", 1.0),
-        ("", 1.0),
-        ("mobilenetv2-birds mobilenetv2-insects", 0.1),
-        ("mobilenetv2-birds glyph-clip", 1.0),
-    ],
+    rows_of(
+        """
+        mobilenetv2-birds                     | 0.1
+        hf:google/MobileNet_v2_1.0_224        | 0.1
+        mobilevit-s                           | 1.0
+                                              | 1.0
+        mobilenetv2-birds mobilenetv2-insects | 0.1
+        mobilenetv2-birds glyph-clip          | 1.0
+        """
+    ),
 )
 def test_the_released_gamma_follows_the_backbone(names, gamma):  # D-86
     assert METHODS["fedcof"].resolve("official")["gamma_auto"] == "backbone"
     data = replace(DATA, backbones=tuple(names.split()))
     out = go_all("fedcof", "gamma_auto=backbone", data, CLIENTS)
-    assert far(out.server["W"], by_hand(gamma, CLIENTS)[0]) < 1e-10
-    assert out.records[-1].diagnostics["gamma"] == out.hp["gamma"] == gamma
+    assert far(out.server["W"], by_hand(float(gamma), CLIENTS)[0]) < 1e-10
+    assert out.records[-1].diagnostics["gamma"] == out.hp["gamma"] == float(gamma)
 
 
 def test_the_number_of_clients_behind_each_class_is_logged():

@@ -7,6 +7,7 @@ from method_calls import batches_of
 from reference_steps import Tree, linear_gradient, local_batches, mean_of
 from refusal import training_error
 from setting_lines import set_to
+from text_tables import rows_of
 
 from fedcache.federate.methods import METHODS
 from fedcache.heads.projection import Head, logits
@@ -61,12 +62,14 @@ def test_classifiers_start_alike_or_each_on_its_own():  # D-11; P is shared eith
 
 @pytest.mark.parametrize(
     ("name", "opt", "shared"),
-    [
-        ("fedrep", "sgd", "P"),
-        ("fedrep", "adam", "P"),
-        ("fedper", "sgd", "P"),
-        ("lg-fedavg", "sgd", "Q"),
-    ],
+    rows_of(
+        """
+        fedrep    | sgd  | P
+        fedrep    | adam | P
+        fedper    | sgd  | P
+        lg-fedavg | sgd  | Q
+        """
+    ),
 )
 def test_fedalt_is_fedrep_and_fedsim_is_fedper(name, opt, shared):  # D-112
     # One combined model whose parts are frozen in turn (FedAlt) or not (FedSim), with a fresh optimiser of torch for

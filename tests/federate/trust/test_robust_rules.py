@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusal import refused
 from scipy.optimize import minimize
+from text_tables import rows_of
 
 from fedcache.federate.trust.attacks import DEFAULTS, Attack, parse_attack
 from fedcache.federate.trust.robust_rules import nnm, parse_rule
@@ -183,13 +184,15 @@ def test_without_liars_to_expect_they_are_the_mean(text):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [
-        ("medain", "'median'"),
-        ("trimmed", "trimmed"),
-        ("trimmed:0.5", "0.5"),
-        ("median:3", "median"),
-        ("", "--aggregate"),
-    ],
+    rows_of(
+        """
+        medain      | 'median'
+        trimmed     | trimmed
+        trimmed:0.5 | 0.5
+        median:3    | median
+                    | --aggregate
+        """
+    ),
 )
 def test_words_that_are_no_rule(text, message):
     refused(lambda: parse_rule(text), message)

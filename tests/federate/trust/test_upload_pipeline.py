@@ -25,13 +25,15 @@ def equal_clients():
 @pytest.mark.parametrize("execution", ["batched", "gram"])
 @pytest.mark.parametrize(
     ("name", "words"),
-    [
-        ("fedavg", "aggregate=median attack=sign-flip:0.3:10"),
-        ("fedprox", "aggregate=nnm+trimmed:0.2 attack=sign-flip:0.3:10"),
-        ("fedproto", "aggregate=clip:0.5 attack=sign-flip:0.3:10"),
-        ("fedavg", "max_share=0.2"),
-        ("fedproto", "max_share=0.2"),
-    ],
+    rows_of(
+        """
+        fedavg   | aggregate=median attack=sign-flip:0.3:10
+        fedprox  | aggregate=nnm+trimmed:0.2 attack=sign-flip:0.3:10
+        fedproto | aggregate=clip:0.5 attack=sign-flip:0.3:10
+        fedavg   | max_share=0.2
+        fedproto | max_share=0.2
+        """
+    ),
 )
 def test_executions_agree_under_robust_rules_attacks_and_capped_shares(name, execution, words):
     how = {"trust": parse_policy(**set_to(words)), "participation": 7}
@@ -151,14 +153,16 @@ def test_without_noise_and_with_a_wide_bound_privacy_is_the_mean_of_clients():
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [
-        ("bound=1.0 noise=null", "--dp-noise"),
-        ("bound=null noise=null allow=rows", "--dp-allow"),
-        ("bound=1.0 noise=1.0 seed=-1", "--dp-seed -1"),
-        ("bound=1.0 noise=1.0 allow=rows,acuracy", "'acuracy'"),
-        ("bound=1.0 noise=1.0 delta=1.0", "--dp-delta 1"),
-        ("bound=Infinity noise=1.0", "--dp-clip is inf"),
-    ],
+    rows_of(
+        """
+        bound=1.0 noise=null                   | --dp-noise
+        bound=null noise=null allow=rows       | --dp-allow
+        bound=1.0 noise=1.0 seed=-1            | --dp-seed -1
+        bound=1.0 noise=1.0 allow=rows,acuracy | 'acuracy'
+        bound=1.0 noise=1.0 delta=1.0          | --dp-delta 1
+        bound=Infinity noise=1.0               | --dp-clip is inf
+        """
+    ),
 )
 def test_words_that_are_no_privacy(words, message):
     refused(lambda: parse_privacy(**set_to(words)), message)
