@@ -129,6 +129,7 @@ durability: $(VENV)/.dev
 # than processors. PART=store runs those of tests/store.
 tests-full: $(VENV)/.dev
 	mkdir -p .nightly
+	rm -f .nightly/tests-full.xml .nightly/tests-full$(PART:%=-%)*.xml
 	FEDCACHE_CASES=full OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist worksteal --durations=50 \
 	  --junitxml=.nightly/tests-full$(PART:%=-%).xml -m 'not browser and not engines and not gpu' tests$(PART:%=/%)
 

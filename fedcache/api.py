@@ -176,7 +176,7 @@ def train(
     client_prior: str | None = None,
     stages: int | None = None,
     base_classes: str | None = None,
-    transfer: Sequence[str] = (),
+    transfer: Sequence[AnyStore] = (),
     execution: str | None = None,
     device: str | None = None,
     dtype: str | None = None,
@@ -231,7 +231,7 @@ def train(
         client_prior: also score with each client's log class prior, as in ``evaluate``.
         base_classes: train on the first classes only, ``"half"`` or a number of them, and also score the other classes
             by their texts.
-        transfer: names or paths of stores whose test rows are also scored, by the texts of their classes.
+        transfer: stores, or their names or paths, whose test rows are also scored, by the texts of their classes.
         stages: also score while the classes arrive in this number of stages, as in ``fedcache train --help``.
         execution: how the clients of a round are computed: ``auto``, ``sequential``, ``batched`` or ``gram``.
         device: ``auto``, ``cpu`` or ``cuda``; ``cuda`` never falls back to the CPU.

@@ -580,6 +580,7 @@ class TrainConfig:
         "Also score the test rows of these stores, comma-separated. Their classes are scored by their texts "
         "(cross-dataset transfer).",
         TRAINING,
+        remote=True,
         default_text="no other store",
     )
     execution: str = option(
@@ -750,9 +751,8 @@ def refuse_remote(value: object, name: str, *, remote: bool = False) -> None:
     if isinstance(value, Mapping):
         items = value.values()
     if isinstance(items, list | tuple | ValuesView):
-        # A published store is always given alone, so no item of a list may be its address.
         for item in items:
-            refuse_remote(item, name)
+            refuse_remote(item, name, remote=remote)
     found = None
     if isinstance(value, Path):
         found = _REMOTE_PATH.match(str(value))

@@ -3,8 +3,9 @@
     OMP_NUM_THREADS=1 python tools/make_trust.py [--results JUNIT.xml ...] [--mutate]
 
 --results counts the cases of a run of all tests (``make tests-full`` writes .nightly/tests-full.xml, ``make nightly``
-one file for each folder), so that no test runs again for this page. --mutate removes each protection in a copy of the package and expects its test to fail. What is not
-requested is kept as it was measured before; a protection that was removed for this code is not removed again.
+one file for each folder), so that no test runs again for this page. --mutate removes each protection in a copy of the
+package and expects its test to fail. What is not requested is kept as it was measured before; a protection that was
+removed for this code is not removed again.
 Exits 1 when a test of a promise failed or did not run, or a removed protection goes unnoticed.
 """
 
@@ -1143,7 +1144,7 @@ def main() -> int:
             row["broken"] = broken
             if options.mutate and not code.endswith(CHANGED):
                 row["code"] = code
-            if tried:
+            if options.results:
                 row.update(counted(promise, tried))
             counts = [f"{row[what]:,} {what}" for what in ("tests", "cases", "lost")]
             print(promise.id, *counts, broken, flush=True)

@@ -55,7 +55,7 @@ def names_checked(function: Callable[P, R]) -> Callable[P, R]:
         bound = signature.bind_partial(*args, **given).arguments
         for name, value in bound.items():
             if name not in ADDRESSES:
-                refuse_remote(value, name, remote=name == "store")
+                refuse_remote(value, name, remote=name in ("store", "transfer"))
         # The user named the backbones among the arguments, so fedcache may call their code.
         for arguments in (bound, bound.get("options") or {}):
             note_named([arguments.get("backbones"), arguments.get("client_backbones")])

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.calls.keywords import fields_of
+from fedcache.calls.models import path_of
 from fedcache.calls.stores import opened
 from fedcache.config import Home, SaveModels, TrainConfig, resolve
 from fedcache.errors import Exit, UsageError, shell_word
@@ -65,6 +66,8 @@ def train_config(given: Mapping[str, Any], fields: Mapping[str, Any]) -> TrainCo
         flags["store"] = str(store)
     elif store is not None:
         flags["store"] = store.place
+    if given.get("transfer"):
+        flags["transfer"] = tuple(path_of(one) for one in given["transfer"])
     if isinstance(parts, str):
         flags["partition"] = parts
     elif parts is not None:

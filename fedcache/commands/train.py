@@ -154,7 +154,7 @@ def answer_lines(done: Run, *, verbose: bool) -> list[str]:
         )
     transferred = result["accuracy"].get("transfer")
     if transferred is not None:
-        figures = [f"{name} {percent(transferred[name])} %" for name in transferred["per_seed"][0]]
+        figures = [f"{name} {percent(value)} %" for name, value in transferred["mean"].items()]
         notes.append(f"Transfer to other datasets: {', '.join(figures)}.")
     notes += describe_trust(result.get("trust", {}))
     notes.append(cost_words(run))

@@ -856,7 +856,7 @@ class SavedModel:
             width = sum(stop - start for start, stop in overrides.columns)
         text = self.tensors.get("features/text")
         if text is not None:
-            text = text.to(device)
+            text = text.to(device, dtype)
         env = RunConstants(
             classes=len(facts.classes),
             width=width,

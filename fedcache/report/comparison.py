@@ -637,17 +637,23 @@ def _treatment(name: str, row: Floats, level: float, runs: Sequence[StoredRun]) 
         rank=None,
         client_prior=_means_of(runs, "client_prior"),
         base_to_new=_means_of(runs, "base_to_new"),
-        transfer=_means_of(runs, "transfer"),
+        transfer=_common_means(
+            [run.result["accuracy"].get("transfer", {}).get("mean", {}) for run in runs]
+        ),
     )
 
 
 def _means_of(runs: Sequence[StoredRun], section: str) -> dict[str, float]:
     """Means over runs of the accuracies in a section of a result, without accuracies that a run lacks."""
+    return _common_means([run.result["accuracy"].get(section, {}) for run in runs])
+
+
+def _common_means(found: Sequence[Record]) -> dict[str, float]:
+    """Means of the accuracies that all of ``found`` have."""
     means = {}
-    found = [run.result["accuracy"].get(section, {}) for run in runs]
     for name in dict.fromkeys(itertools.chain(*found)):
-        values = [one.get(name) for one in found]
-        if name != "per_seed" and None not in values:
+        values = [one[name] for one in found if one.get(name) is not None]
+        if name != "per_seed" and len(values) == len(found):
             means[name] = float(np.mean(values))
     return means
 

@@ -114,10 +114,12 @@ def values(c: Comparison) -> Sheet:
         ("rank", ranks),
         ("validation %", [_two(t.validation, 100) for t in runs]),
     ]
-    more = [{**t.client_prior, **t.base_to_new, **t.transfer} for t in runs]
-    for key in dict.fromkeys(itertools.chain(*more)):
-        name = key.replace("_", " ")
-        columns.append((f"{name} %", [_two(one.get(key), 100) for one in more]))
+    more = []
+    for t in runs:
+        named = {key.replace("_", " "): v for key, v in {**t.client_prior, **t.base_to_new}.items()}
+        more.append(named | {f"transfer to {name}": v for name, v in t.transfer.items()})
+    for name in dict.fromkeys(itertools.chain(*more)):
+        columns.append((f"{name} %", [_two(one.get(name), 100) for one in more]))
     if c.over == HELD_OUT and len(c.blocks) <= MOST_BLOCKS:
         each = zip(*(t.values for t in runs), strict=True)
         for block, accuracies in zip(c.blocks, each, strict=True):

@@ -346,6 +346,7 @@ PLACES = (
     "availability",
     "client_clusters",
     "client_durations",
+    "transfer",
 )
 """Fields of ``config.toml`` that may be the path of a file or folder. Equal results may have different paths, because a
 result has the digest of the content."""

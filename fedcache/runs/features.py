@@ -92,6 +92,7 @@ class NewClasses:
 class Target(NamedTuple):
     """A dataset on which a run is not trained, but scored (``--transfer``)."""
 
+    name: str  # slug and the beginning of the digest
     store: Store
     new: NewClasses  # its labelled test rows and classes
 

@@ -439,7 +439,7 @@ def _accuracy(seeds: Sequence[SeedResult], clients: ClientColumns | None, drawn:
         }
     transferred = [seed.transfer for seed in seeds if seed.transfer is not None]
     if transferred:
-        section["transfer"] = {**_means(transferred), "per_seed": transferred}
+        section["transfer"] = {"mean": _means(transferred), "per_seed": transferred}
     return section
 
 

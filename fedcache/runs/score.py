@@ -341,6 +341,8 @@ def unlike_tests(results: Iterable[Record]) -> str | None:
             "but global models do not. For a fair comparison, also train methods with a global model that read "
             "labels with --client-prior fitted"
         )
+    if not has_validation(known):
+        return None
     cautions = (few_validation_classes(result) for result in known)
     return next(filter(None, cautions), None)
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from fedcache.config import Home
-from fedcache.errors import StoreError
+from fedcache.errors import StoreError, UsageError
 from fedcache.extract.backbones.backbone import prompts
 from fedcache.extract.planning.find_store import more_features, need_store
 from fedcache.federate.engine.hyperparameters import Value
@@ -34,9 +34,10 @@ def open_targets(
     features: RunFeatures,
     home: Home,
 ) -> tuple[Target, ...]:
-    """The datasets of ``--transfer``.
+    """The datasets of ``--transfer``, in the order of their names.
 
-    Raises StoreError for a store without the features or class texts that the run reads, or without labelled test rows.
+    Raises UsageError for ingested features and for a dataset that is given twice; StoreError for a store without the
+    features or class texts that the run reads, or without labelled test rows.
 
     Args:
         names: of stores.
@@ -45,9 +46,20 @@ def open_targets(
         features: of the run.
         home: with the stores.
     """
-    targets = []
-    for name in names:
-        store = need_store(home, path=name)
+    if names and any("size" not in recipe for recipe in features.recipes):
+        raise UsageError(
+            "--transfer needs features that fedcache has extracted. Nothing says whether embeddings of two files come "
+            "from the same model.",
+            "Leave --transfer out.",
+        )
+    targets: dict[str, Target] = {}
+    for place in names:
+        store = need_store(home, path=place)
+        name = f"{store.dataset['slug']}-{store.dataset['digest'][:8]}"
+        if name in targets:
+            raise UsageError(
+                f"--transfer has the dataset {name} twice.", "Remove one of the stores."
+            )
         inputs = zip(features.arrays, features.recipes, strict=True)
         keys = keys_of_inputs(tuple(inputs), store)
         check_text(store, keys[0])
@@ -72,14 +84,14 @@ def open_targets(
             )
         label = store.samples.label[rows].astype(np.int64)
         new = NewClasses(label, rows, len(classes), class_text, in_prompts)
-        targets.append(Target(store, new))
-    return tuple(targets)
+        targets[name] = Target(name, store, new)
+    return tuple(targets[name] for name in sorted(targets))
 
 
 def digests_of_targets(targets: Sequence[Target]) -> tuple[str, ...]:
     """A digest of each dataset and of its class texts. The recipes of its features are those of the run."""
     digests = []
-    for store, new in targets:
+    for _, store, new in targets:
         parts = ["transfer", store.dataset["digest"]]
         if new.text is not None:
             parts.append(sha256_hex(new.text.numpy().tobytes()))
@@ -90,7 +102,7 @@ def digests_of_targets(targets: Sequence[Target]) -> tuple[str, ...]:
 def transfer(
     out: TrainingOutput, facts: ModelFacts, features: RunFeatures, targets: Sequence[Target]
 ) -> dict[str, float]:
-    """Name of a store -> the accuracy of the trained model on its test rows, a fraction.
+    """Name of a target -> the accuracy of the trained model on its test rows, a fraction.
 
     Args:
         out: of the run, with one global model.
@@ -99,7 +111,7 @@ def transfer(
         targets: the other datasets.
     """
     accuracy = {}
-    for store, new in targets:
+    for name, store, new in targets:
         model = deployed_to(out, new)
         tensors = {f"server/{name}": t for name, t in model.down.items()}
         if new.text is not None:
@@ -108,10 +120,11 @@ def transfer(
         of_target = replace(facts, classes=store.samples.classes, names=new.names, encoder=None)
         saved = SavedModel(of_target, owned(tensors | scaling_tensors(features.scaling)))
         device = str(features.data.x.device)
-        predictor = Predictor((saved,), device=device, encoders=features.data.towers)
+        towers = features.data.towers
+        predictor = Predictor((saved,), device=device, method=model.method, encoders=towers)
         label = store.samples.label
         right = 0
         for rows, scores in predictor.over_store(store, new.rows):
             right += int((scores[0].argmax(-1) == label[rows]).sum())
-        accuracy[store.path.stem] = right / len(new.rows)
+        accuracy[name] = right / len(new.rows)
     return accuracy

@@ -67,15 +67,13 @@ def test_swept_words_are_numbers_where_all_are():
 
 def test_a_model_that_cannot_be_saved_costs_no_run_unless_it_was_asked_for(tmp_path, monkeypatch):
     error = UsageError("predict gives 2 scores for 3 classes.", "Return scores [N, C].")
-    monkeypatch.setattr(loop, "ModelFacts", lambda **_: SimpleNamespace(personal=True))
-    monkeypatch.setattr(loop, "computed_as", str)
     monkeypatch.setattr(loop, "collect", mock.Mock(side_effect=error))
     spec = mock.Mock(trust=SimpleNamespace(protects=False))
 
     def save(clients):
-        inputs, identity, out = (mock.MagicMock() for _ in range(3))
         kept = SimpleNamespace(clients=clients)
-        return save_seed(tmp_path, inputs, spec, identity, out, kept, None)
+        facts = SimpleNamespace(personal=True)
+        return save_seed(tmp_path, mock.MagicMock(), spec, facts, mock.MagicMock(), kept)
 
     for clients in (None, "none"):
         saved, (said,) = save(clients)

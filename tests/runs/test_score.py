@@ -74,13 +74,15 @@ def test_a_table_says_when_only_personal_models_know_the_class_shares_of_the_tes
         # All clients share the test rows, and therefore the validation rows, too.
         (102, 1400, "personalised", {"scheme": "shards"}, False),
         (102, None, "personalised", {}, False),
+        # A client's rows have two classes.
+        (10, 1400, "personalised", {"owned": 2, "scheme": "feature-shift"}, True),
     ],
 )
 def test_validation_rows_with_few_classes_are_told_of(classes, rows, protocol, args, told):
     result = {
         "protocol": protocol,
         "classes": classes,
-        "classes_owned": {"per_client": [classes] * 20},
+        "classes_owned": {"per_client": [args.pop("owned", classes)] * 20},
         "partition": {
             "clients": 20,
             "scheme": args.pop("scheme", "feature-label-shift"),
@@ -93,3 +95,5 @@ def test_validation_rows_with_few_classes_are_told_of(classes, rows, protocol, a
     assert (unlike_tests([result, result]) is not None) == told
     assert (unlike_tests([result, result | {"protocol": "local"}]) is not None) == told
     assert unlike_tests([result]) is None
+    result.pop("validation", None)
+    assert unlike_tests([result, result]) is None

@@ -1,6 +1,7 @@
 """``train --transfer``: the accuracy of a run on other datasets, whose classes are scored by their texts."""
 
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,8 +12,10 @@ from made_path import place_of
 from pictures import folder
 from test_base_to_new import ABLE, HOW, base_store, extracted, generalised, result_of
 
+import fedcache as fc
 from fedcache.config import Home
 from fedcache.errors import Exit
+from fedcache.federate.methods import METHODS
 from fedcache.store.store import Store
 
 
@@ -41,20 +44,26 @@ def transferred(run):
     return result_of(run)["accuracy"]["transfer"]
 
 
+def name_of(path):
+    dataset = Store.open(path).dataset
+    return f"{dataset['slug']}-{dataset['digest'][:8]}"
+
+
 @pytest.mark.parametrize("method", ABLE)
 def test_it_is_the_accuracy_of_the_run_on_its_own_dataset_and_that_of_new_classes(store, method):
-    words = f"train {method} {HOW}"
+    words = f"train {method} {HOW} --dtype float64"
     run = place_of(f"{words} --store {base_store()} --transfer {other_store()},{base_store()}")
-    found = transferred(run)
-    assert (
-        found[other_store().stem]
-        == generalised(place_of(f"{words} --store {store} --base-classes half"))["new"]
-    )
-    assert found[base_store().stem] == result_of(run)["accuracy"]["mean"]
-    assert found["per_seed"] == [{name: found[name] for name in found if name != "per_seed"}]
+    result = result_of(run)
+    found = transferred(run)["mean"]
+    new = generalised(place_of(f"{words} --store {store} --base-classes half"))["new"]
+    assert found == {
+        name_of(other_store()): new,
+        name_of(base_store()): result["accuracy"]["mean"],
+    }
+    assert transferred(run)["per_seed"] == [found]
     alone = result_of(place_of(f"{words} --store {base_store()}"))
-    assert result_of(run)["accuracy"]["mean"] == alone["accuracy"]["mean"]
-    assert result_of(run)["digest"] != alone["digest"]
+    assert result["accuracy"]["mean"] == alone["accuracy"]["mean"]
+    assert result["digest"] != alone["digest"]
 
 
 def test_features_are_centred_on_the_mean_of_the_training_rows(store):
@@ -68,14 +77,28 @@ def test_features_are_centred_on_the_mean_of_the_training_rows(store):
 
     T = np.asarray(Store.open(store).text("glyph-clip"), float)
     scores = (unit(Z.astype(float)) - unit(X.astype(float)).mean(0)) @ T.T
-    assert transferred(run)[store.stem] == np.mean(scores.argmax(-1) == y)
+    assert transferred(run)["mean"] == {name_of(store): np.mean(scores.argmax(-1) == y)}
+
+
+def test_a_method_and_stores_of_python(store):
+    own = replace(METHODS["clip-zs"], name="mine")
+    targets = [Store.open(store), base_store()]
+    parts = fc.partition(base_store(), "iid", clients=2)
+    runs = [
+        fc.train(own, base_store(), parts, transfer=order) for order in (targets, targets[::-1])
+    ]
+    plain = place_of(f"train clip-zs --store {base_store()} {HOW} --transfer {store}")
+    name = name_of(store)
+    assert runs[0].result["accuracy"]["transfer"]["mean"][name] == transferred(plain)["mean"][name]
+    assert runs[0].path == runs[1].path
 
 
 def test_terminal_and_compare_name_the_datasets(store):
     for method in ("clip-zs", "fedclip"):
         out = fedcache(f"train {method} --store {base_store()} {HOW} --transfer {store}").out
-        assert f"Transfer to other datasets: {store.stem}" in " ".join(out.split())
-    assert f"{store.stem} %".replace("_", " ") in " ".join(fedcache("compare").out.split())
+        assert f"Transfer to other datasets: {name_of(store)}" in " ".join(out.split())
+    table = " ".join(fedcache("compare").out.split())
+    assert f"transfer to {name_of(store)} %" in table
 
 
 def test_what_cannot_be_scored_is_refused_before_the_training(store):
@@ -89,19 +112,21 @@ def test_what_cannot_be_scored_is_refused_before_the_training(store):
     assert "--backbones glyph-clip" in error["hint"]
 
 
-@pytest.mark.parametrize(
-    ("labels", "text", "said"),
-    [
-        ([0, 1] * 5, {}, "no class texts of mine"),
-        ([-1] * 10, {"mine": np.eye(2)}, "no labelled test rows"),
-    ],
-)
-def test_a_store_without_class_texts_or_labels_is_refused(labels, text, said, tmp_path):
-    rows = np.random.default_rng(0).standard_normal((10, 2)).astype(np.float32)
-    paths = [tmp_path / "trained.zarr", tmp_path / "other.zarr"]
-    common = {"classes": ["a", "b"]}
-    Store.from_arrays(
-        {"mine": rows}, labels=[0, 1] * 5, text={"mine": np.eye(2)}, path=paths[0], **common
-    )
-    Store.from_arrays({"mine": rows}, labels=labels, text=text, path=paths[1], **common)
-    must_fail(said, f"train clip-zs --store {paths[0]} {HOW} --transfer", paths[1], code=Exit.STORE)
+def test_ingested_features_are_refused(tmp_path):
+    paths = [tmp_path / f"{name}.zarr" for name in ("trained", "other")]
+    for path in paths:
+        features = {"mine": np.eye(10, 2, dtype=np.float32)}
+        Store.from_arrays(features, labels=[0, 1] * 5, text={"mine": np.eye(2)}, path=path)
+    must_fail("extracted", f"train clip-zs --store {paths[0]} {HOW} --transfer", paths[1])
+
+
+def test_a_dataset_is_given_once_and_needs_class_texts(store, tmp_path):
+    words = f"train clip-zs --store {base_store()} {HOW} --transfer"
+    must_fail("twice", words, f"{store},{store}")
+    images = folder(tmp_path / "images", train=4, test=4, classes=2)
+    listed = tmp_path / "listed.csv"
+    paths = [str(path.relative_to(tmp_path)) for path in images.rglob("*.png")]
+    listed.write_text("\n".join(["path", *paths]))
+    options = "--backbones glyph-clip --workers 0 --unlabelled"
+    unlabelled = place_of(f"extract --dataset folder:{listed} {options}")
+    must_fail("has no class texts of glyph-clip", words, unlabelled, code=Exit.STORE)

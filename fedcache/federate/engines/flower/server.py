@@ -111,6 +111,9 @@ class ServerJob:
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     # client -> the last round in which the server used its upload
     latest: dict[int, int] = field(default_factory=dict)
+    earlier: list[Facts] = field(
+        default_factory=list
+    )  # metadata of the checkpoint that it resumed from
 
     def answered(self, client: int, words: Any) -> int:
         """Check the words of a client's answer, and keep the shapes of its state; returns the round that was answered.
@@ -767,7 +770,8 @@ def federate(
         run.end_seed(outcome, seconds, scored)
     for run in begun:
         if len(run.done) == len(run.spec.seeds):
-            run.stored = _finish(run, server, time.perf_counter() - began)
+            earlier = [meta for of_run, job in jobs if of_run is run for meta in job.earlier]
+            run.stored = _finish(run, server, time.perf_counter() - began, earlier)
     if errors:
         raise errors[0]
     return [run.stored for run in points if run.stored is not None]
@@ -809,7 +813,7 @@ def _begin_points(points: Sequence[OpenRun], observer: Observer, *, fresh: bool)
         name = run.directory.path.name
         if run.stored is not None:
             federation = run.stored.result.get("federation", {})
-            if not federation.get("missed"):
+            if not federation.get("missed") and not federation.get("joined"):
                 observer.note(f"The same run is stored already ({name}); --fresh trains it again.")
                 continue
             observer.note(f"{name} was trained while sites were missing, so it is trained again.")
@@ -822,10 +826,11 @@ def _begin_points(points: Sequence[OpenRun], observer: Observer, *, fresh: bool)
 def _start_seed(run: OpenRun, seed: int, server: Server, observer: Observer) -> ServerJob:
     """Start a seed, from its checkpoint if it has one. Every round takes seconds, so every round writes one."""
     state = run.checkpoint(seed)
+    earlier: list[Facts] = []
     if state is not None:
         observer.note(f"Seed {seed}: resuming after round {state.meta['round']}.")
         run.events.replay(seed, state.meta["records"])
-        server.sites.take_up(state.meta)
+        earlier.append(state.meta)
 
     def round_ended(
         number: int,
@@ -836,16 +841,21 @@ def _start_seed(run: OpenRun, seed: int, server: Server, observer: Observer) -> 
         run.events.round_ended(seed, number, metrics, traffic)
         observer.advance(1)
         state = snapshot()
-        state.meta.update(server.sites.absences())
+        state.meta.update(server.sites.absences(earlier))
         run.save_checkpoint(seed, state)
 
     job_id = digest_of([run.identity.digest, seed])[:24]
     spec = training_run(run.inputs, run.spec, seed)
-    return server.start(spec, run.inputs.settings, job_id, round_ended, state)
+    job = server.start(spec, run.inputs.settings, job_id, round_ended, state)
+    job.earlier = earlier
+    return job
 
 
-def _finish(run: OpenRun, server: Server, seconds: float) -> Run:
-    """Store the result of all seeds, with the missing sites, and whether the server saw single uploads."""
+def _finish(run: OpenRun, server: Server, seconds: float, earlier: Sequence[Facts]) -> Run:
+    """Store the result of all seeds, with the missing sites, and whether the server saw single uploads.
+
+    ``earlier`` as in ``Sites.absences``.
+    """
     sites = server.sites
     bound = server.secure_bound
     uploads = "one by one"
@@ -858,7 +868,7 @@ def _finish(run: OpenRun, server: Server, seconds: float) -> Run:
         "sites": [m.facts.name for m in sites.members],
         # Sites score themselves. The server has no test rows, so it can only check that their counts are possible.
         "claimed": list(CLAIMED),
-        **sites.absences(),
+        **sites.absences(earlier),
     }
     wire = {"up_bytes": sites.transport.bytes_up, "down_bytes": sites.transport.bytes_down}
     return run.finish(

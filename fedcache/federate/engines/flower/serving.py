@@ -145,7 +145,7 @@ def attend(
         process = start_supernode(address, config, key, folder, node_port)
         if last_try is None:
             say(f"Site {client!r} is running and connects to {address}. Log: {process.log}.")
-            say(f"Every answer that it sends is listed in {state / SENT}.")
+            say(f"The facts, uploads and counts that it sends are listed in {state / SENT}.")
         try:
             _run_until_stop(process, stop)
             return

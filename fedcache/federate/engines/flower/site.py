@@ -66,7 +66,7 @@ from fedcache.store.files import (
 from fedcache.store.store import Store
 
 SENT = "sent.jsonl"
-"""File in the folder of a site's state; it lists the answers of the site."""
+"""File in the folder of a site's state that lists the facts, uploads and counts which the site sends."""
 
 OTHER = Client("", np.empty(0, np.int64), np.empty(0, np.int64))
 """Substitute for every other client, because a site knows nothing about other clients."""
@@ -312,10 +312,11 @@ class ShardSite:
     name: str | None = None  # of the client, for a store that was not cut out of another
 
     def answer(self, kind: str, message: SiteMessage) -> SiteMessage:
-        """The answer to a message, which ``sent.jsonl`` lists; an error becomes a refusal in words."""
+        """The answer to a message; an error becomes a refusal in words. ``SENT`` lists the answers."""
         answer = self._answer(kind, message)
         sent = {
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "site": self.name or self.path.stem,
             "message": kind,
             "method": message.words["train"].get("method"),
             "words": answer.words,

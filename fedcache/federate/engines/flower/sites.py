@@ -9,6 +9,7 @@ runs of the server (``site_names``).
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -595,21 +596,20 @@ class Sites:
         """Connected nodes that left a request for their facts without an answer, and get another one."""
         return set(self._silent) & set(self.transport.nodes()) - self._met
 
-    def absences(self) -> Facts:
-        """The sites that were missing and those that joined, as JSON for a result or a checkpoint."""
-        return {
-            "missed": [asdict(missed) for missed in self.missed],
-            "joined": [asdict(joined) for joined in self.joined],
-        }
+    def absences(self, earlier: Sequence[Facts] = ()) -> Facts:
+        """The sites that were missing and those that joined, as JSON for a result or a checkpoint.
 
-    def take_up(self, meta: Facts) -> None:
-        """Continue the lists of a checkpoint that ``absences`` wrote."""
-        for entries, kind in ((self.missed, "missed"), (self.joined, "joined")):
-            for words in meta.get(kind, []):
-                entry = MissedSite(**words)
+        ``earlier`` has the metadata of the checkpoints from which a run resumed.
+        """
+        found: Facts = {}
+        for kind, entries in (("missed", self.missed), ("joined", self.joined)):
+            found[kind] = []
+            before = itertools.chain(*(meta.get(kind, []) for meta in earlier))
+            for entry in (*before, *map(asdict, entries)):
                 # The checkpoints of several seeds have the same entries.
-                if entry not in entries:
-                    entries.append(entry)
+                if entry not in found[kind]:
+                    found[kind].append(entry)
+        return found
 
     def _bind(self, members: Sequence[Member]) -> None:
         self.names.bind({m.facts.name: m.key for m in members})
