@@ -790,8 +790,10 @@ def _spreadless(c: Comparison) -> list[str]:
         counts = ", ".join(dict.fromkeys(f"{rows:,}" for rows in by_rows.values()))
         named = ", ".join(by_rows)
         notes.append(f"The value {why}, and the interval is over {counts} test rows: {named}.")
-    repeated = []
-    equal_differences = []
+    # Reason -> pairs that it leaves without a test.
+    each_repeats = f"each run has the same result for all {c.over}"
+    same_difference = f"the difference is the same for all {c.over}"
+    untested: dict[str, list[str]] = {each_repeats: [], same_difference: []}
     for pair in c.pairs:
         words = f"{pair.one} and {pair.other}"
         both_same = pair.one in same and pair.other in same
@@ -803,15 +805,13 @@ def _spreadless(c: Comparison) -> list[str]:
         elif pair.p is not None:
             continue
         elif both_same and c.over in ("seeds", "clients"):
-            repeated.append(words)
+            untested[each_repeats].append(words)
         else:
-            equal_differences.append(words)
-    if repeated:
-        named = "; ".join(repeated)
-        notes.append(f"{named} not tested, because each run has the same result for all {c.over}.")
-    if equal_differences:
-        named = "; ".join(equal_differences)
-        notes.append(f"{named} not tested, because the difference is the same for all {c.over}.")
+            untested[same_difference].append(words)
+    for reason, pairs in untested.items():
+        if pairs:
+            named = "; ".join(pairs)
+            notes.append(f"{named} not tested, because {reason}.")
     return notes
 
 
@@ -1126,16 +1126,13 @@ def across(entries: Sequence[StoredRun], metric: str) -> PairedBlocks:
     short = {label_of(row[0], facts): row for row in runs.values()}
     if len(short) == len(runs):
         runs = short
-    notes = _not_alike(runs, metric)
-    if lost:
-        notes.append(f"Left out, because values are missing: {_some(lost, '; ')}.")
-    notes += _seeds_differ(runs)
     datasets = len({e.setting[0] for e in kept})
     count = len(blocks)
     where = f"{count} settings of {counted(datasets, 'dataset')}"
-    if datasets < len(blocks):
+    notes = []
+    if datasets < count:
         notes.append(f"{where} are not independent, so the true p is larger.")
-    return _one_value_each(where, runs, blocks, metric, notes)
+    return _one_value_each(where, runs, blocks, metric, lost, notes)
 
 
 def over_held_out(group: HeldOutGroup, metric: str) -> PairedBlocks:
@@ -1150,15 +1147,11 @@ def over_held_out(group: HeldOutGroup, metric: str) -> PairedBlocks:
             "methods at both values. The given runs do not contain this.",
             "Train the same methods again, with the option --hold-out each.",
         )
-    notes = _not_alike(runs, metric)
-    if lost:
-        notes.append(f"Left out, because values are missing: {_some(lost, '; ')}.")
-    notes += _seeds_differ(runs)
-    notes += merged_notes(runs)
-    notes.append(
-        f"Each {group.column} is a separate test set, but the training sets overlap, so the true p is larger."
-    )
-    return _one_value_each(group.title, runs, values, metric, notes)
+    notes = [
+        *merged_notes(runs),
+        f"Each {group.column} is a separate test set, but the training sets overlap, so the true p is larger.",
+    ]
+    return _one_value_each(group.title, runs, values, metric, lost, notes)
 
 
 def _validation(runs: RunsByName, metric: str, over: str) -> tuple[float, ...] | None:
@@ -1223,9 +1216,14 @@ def _one_value_each(
     runs: RunsByName,
     blocks: Sequence[str],
     metric: str,
-    notes: Sequence[str],
+    lost: Sequence[str],
+    more_notes: Sequence[str],
 ) -> PairedBlocks:
-    """The paired blocks of runs [T][B]; the value of a run is its mean over seeds."""
+    """The paired blocks of runs [T][B]; the value of a run is its mean over seeds. ``lost`` are names left out."""
+    notes = _not_alike(runs, metric)
+    if lost:
+        notes.append(f"Left out, because values are missing: {_some(lost, '; ')}.")
+    notes += _seeds_differ(runs)
     take = _PER_RUN[metric]
     values = [[take(run.result) for run in row] for row in runs.values()]
     return PairedBlocks(
@@ -1233,7 +1231,7 @@ def _one_value_each(
         names=tuple(runs),
         blocks=tuple(blocks),
         values=np.array(values, np.float64),
-        notes=tuple(notes),
+        notes=(*notes, *more_notes),
         runs=runs,
         validation=_validation(runs, metric, "settings"),
     )

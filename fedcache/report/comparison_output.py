@@ -444,14 +444,10 @@ def draw_ranks(c: Comparison, path: Path) -> None:
     count = len(c.treatments)
     # Without a ranking there is nothing to draw.
     if c.ranking is None:
-        lacks = f", and at most one run with equal results over all {c.over}"
-        kind = "other"
-        if count < 3 or len(c.blocks) < 2:
-            lacks = f"; found {count} and {len(c.blocks)}"
-            kind = "more"
         raise UsageError(
-            f"A critical-difference diagram needs at least three runs and two {c.over}{lacks}.",
-            f"Leave --plot out, or give {kind} runs.",
+            f"A critical-difference diagram needs three runs and two {c.over}, and at most one run with the same "
+            f"result for all {c.over}. Found {c.over}: {len(c.blocks)}, runs: {count}.",
+            "Leave --plot out, or give other runs.",
         )
     _, levels = _bars(c.ranking)
     # Half of the names are on each side, below the bars.

@@ -69,17 +69,12 @@ def check_request(out: Path | None, *, with_images: bool) -> None:
     """
     if out is not None:
         check_out(out)
-    if not with_images:
-        return
-    if out is None:
-        problem = "no HTML file is written"
-    elif out.suffix.lower() != ".html":
-        problem = f"{out} is not an HTML file"
-    else:
-        return
-    raise UsageError(
-        f"--with-images shows images on an HTML page, but {problem}.", "-o evaluation.html"
-    )
+    if with_images and (out is None or out.suffix.lower() != ".html"):
+        named = out or "no file"
+        raise UsageError(
+            f"--with-images shows images on an HTML page, but -o names {named}.",
+            "-o evaluation.html",
+        )
 
 
 def check_out(path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
 
 from fedcache.errors import MachineError, unknown
@@ -127,10 +128,7 @@ def _size_legend(axes: Any, cell: float, most: int) -> None:
         size = max(1.0, 0.95 * cell * (n / most) ** 0.5)
         style: Facts = {"linestyle": "", "marker": "o", "color": SERIES[0], "alpha": 0.8}
         handles.append(Line2D([], [], markersize=size, **style))
-        noun = "rows"
-        if n == 1:
-            noun = "row"
-        names.append(f"{n:,} {noun}")
+        names.append(counted(n, "row"))
     axes.figure.legend(
         handles, names, loc="outside lower left", ncols=3, handletextpad=0.4, columnspacing=1.2
     )
@@ -357,13 +355,8 @@ def linear_cka(x: Floats, y: Floats) -> float:
 
 def _entropy_bits(x: Floats, text: Floats, scale: float) -> Floats:
     """Entropy of softmax(scale x.T') of [N, D] and [C, D] (FST-CBDG figure 2): [N] bits, at most log2 C."""
-    scores = scale * (x @ text.T)
-    scores -= scores.max(1, keepdims=True)
-    p = np.exp(scores)
-    p /= p.sum(1, keepdims=True)
-    # 0 log 0 is 0, but log 0 is not finite.
-    logarithms = np.log2(np.maximum(p, np.finfo(float).tiny))
-    bits: Floats = -(p * logarithms).sum(1)
+    p = scipy.special.softmax(scale * (x @ text.T), 1)
+    bits: Floats = scipy.special.entr(p).sum(1) / np.log(2)
     return bits
 
 

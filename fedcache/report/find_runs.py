@@ -889,12 +889,12 @@ class MergedRun(StoredRun):
         weights = [len(new) for new in self.added]
         columns = [run.clients for run in self.members]
         names = columns[0].names
-        accuracy = _mean_array([c.accuracy for c in columns], weights)
-        classes_owned = _mean_array([c.classes_owned for c in columns], weights)
+        accuracy = np.average([c.accuracy for c in columns], 0, weights)
+        classes_owned = np.average([c.classes_owned for c in columns], 0, weights)
         validations = [c.validation for c in columns if c.validation is not None]
         validation = None
         if len(validations) == len(columns):
-            validation = _mean_array(validations, weights)
+            validation = np.average(validations, 0, weights)
         # Only means are merged, so there are no accuracies by seed.
         no_seeds = np.empty((0, len(names)))
         return ClientColumns(names, accuracy, classes_owned, no_seeds, validation)
@@ -1090,11 +1090,6 @@ def _total(values: Sequence[Any], shares: Sequence[float]) -> Any:
     if isinstance(first, bool | str) or any(value is None for value in values):
         return first
     return round(sum(value * share for value, share in zip(values, shares, strict=True)))
-
-
-def _mean_array(columns: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
-    """Weighted mean of some [M] columns."""
-    return np.average(np.stack(columns), axis=0, weights=weights)
 
 
 # Leave-one-out runs: the same partition with each value of a column held out in turn, as one

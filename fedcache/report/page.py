@@ -959,15 +959,6 @@ class FigureInput:
             )
         return store_or_reason
 
-    @property
-    def swept(self) -> figure_runs.SweptPoints | None:
-        """Points of the first method that has enough of them."""
-        for entries in figure_runs.by_method(self.entries).values():
-            points = figure_runs.swept_points(entries, self.score)
-            if points is not None:
-                return points
-        return None
-
 
 @dataclass(frozen=True)
 class Kind:
@@ -989,20 +980,6 @@ def _confusion_difference(i: FigureInput) -> Plot | None:
     if len(runs) < 2:
         return None
     return figure_runs.confusion_difference("figure", runs[0], runs[1])
-
-
-def _importance(i: FigureInput) -> Plot | None:
-    points = i.swept
-    if points is None:
-        return None
-    return figure_runs.importance_bars("figure", points)
-
-
-def _parallel(i: FigureInput) -> Plot | None:
-    points = i.swept
-    if points is None:
-        return None
-    return figure_runs.parallel("figure", points)
 
 
 KINDS = {
@@ -1045,12 +1022,13 @@ KINDS = {
     "importance": Kind(
         "effect of each hyperparameter of a grid",
         "eight configurations of a method that differ in two hyperparameters",
-        _importance,
+        lambda i: next(iter(figure_runs.hyperparameters("figure", i.entries, i.score)), None),
     ),
     "parallel": Kind(
         "every configuration of a grid as a line",
         "eight configurations of a method that differ in two hyperparameters",
-        _parallel,
+        # The plots of the first method are its bars and its lines.
+        lambda i: next(iter(figure_runs.hyperparameters("figure", i.entries, i.score)[1:]), None),
     ),
     "confusion": Kind(
         "test rows by true and predicted class of the first run",
