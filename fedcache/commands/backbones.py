@@ -13,7 +13,7 @@ from fedcache.config import Home
 from fedcache.errors import FedcacheError, shell_word
 from fedcache.extract.backbones import import_weights, known, locate, lookup, pull
 from fedcache.extract.backbones.hugging_face import fetch
-from fedcache.extract.planning.plan import check_backbone, memory_of
+from fedcache.extract.planning.plan import check_backbone, memory_of, paths_of
 from fedcache.parsing import Facts
 from fedcache.plugins import HUGGING_FACE, note_named, plugins
 
@@ -29,7 +29,7 @@ def backbones_list(weights: Weights = None) -> CommandResult:
     Example: fedcache backbones list
     """
     home = Home.from_environment()
-    files = _weight_files(weights)
+    files = paths_of(pairs(weights, "--weights"))
     entries = known(given=files, home=home.root, memory=memory_of(home), offline=home.offline)
     rows = []
     for e in entries:
@@ -45,12 +45,6 @@ def backbones_list(weights: Weights = None) -> CommandResult:
         data.append({"name": plugin.name, "origin": plugin.origin, "place": plugin.place})
         lines.append(f"Plug-in: {plugin.name} ({plugin.origin}), the same as module:{plugin.place}")
     return CommandResult({"backbones": data}, lines, renderables=[shown], listing=True)
-
-
-def _weight_files(weights: list[str] | None) -> dict[str, Path]:
-    """Backbone -> local file of its weights, from ``--weights``."""
-    files = pairs(weights, "--weights")
-    return {name: Path(file).expanduser() for name, file in files.items()}
 
 
 @command("backbones info", within=backbones)
@@ -161,7 +155,7 @@ def backbones_verify(name: ListedName, weights: Weights = None) -> CommandResult
     """
     note_named(name)
     home = Home.from_environment()
-    data: Facts = check_backbone(name, _weight_files(weights), home)
+    data: Facts = check_backbone(name, paths_of(pairs(weights, "--weights")), home)
     features = f"{data['width']} features from {data['origin']}"
     digest = data["sha256"][:16]
     return CommandResult(data, [f"{name}: {features}, sha256 {digest}; all outputs are finite."])

@@ -16,7 +16,7 @@ from fedcache.extract.datasets.columns import with_keys
 from fedcache.extract.datasets.kinds import FILES
 from fedcache.extract.datasets.listing import info, known, pull
 from fedcache.extract.datasets.papers import check, full_spec
-from fedcache.extract.planning.plan import memory_of, roots_of
+from fedcache.extract.planning.plan import memory_of, paths_of
 from fedcache.plugins import plugins
 from fedcache.progress import progress_of
 
@@ -62,7 +62,7 @@ def datasets_info(observer: TerminalObserver, name: ListedName, given: Given) ->
     if given["unlabelled"]:
         columns["--unlabelled"] = "yes"
     name = with_keys(name, columns)
-    roots = roots_of(flags_of(ExtractConfig, given).get("data", {}))
+    roots = paths_of(flags_of(ExtractConfig, given).get("data", {}))
     facts = info(full_spec(name), roots=roots, data=home.data)
     # A dataset that is a file or a folder of the user is read and counted, not only described.
     kinds_to_read = {spec.partition(":")[0] for spec in FILES}

@@ -125,10 +125,9 @@ def export(
     """
     files = [path for path in (out, named) if path is not None]
     if len(files) != 1:
-        count = "two files are given"
-        if not files:
-            count = "no file is given"
-        raise UsageError(f"export writes one file, but {count}.", "fedcache export features.npz")
+        raise UsageError(
+            f"export writes one file, but {len(files)} are given.", "fedcache export features.npz"
+        )
     opened = need_store(Home.from_environment(), path=store, dataset=dataset, observer=observer)
     keys = chosen_arrays(opened, split_list(backbones))
     out = files[0]

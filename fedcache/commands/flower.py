@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -318,7 +319,7 @@ def run(
         ca = read_keys(keys).ca
     address = Address.parse(superlink, ca)
     address.need_loopback("Add --keys KEYS. KEYS is the folder with which the server was started.")
-    return _ended(run_app(app.resolve(), address, _notifier(observer)))
+    return _ended(run_app(app.resolve(), address, partial(_notify, observer)))
 
 
 @command(
@@ -354,7 +355,7 @@ def up(
     stores = list(shards.glob("*.zarr"))
     plan = plan_of(given, sweep, sites=len(stores) or 100_000, start_with=1)
     home = Home.from_environment()
-    last = start(plan, shards, home, _notifier(observer), tls=tls, port=port, keep=logs)
+    last = start(plan, shards, home, partial(_notify, observer), tls=tls, port=port, keep=logs)
     return _ended(last)
 
 
@@ -370,16 +371,12 @@ def _need_keys_or_insecure(keys: Path | None, insecure: bool) -> None:
         )
 
 
-def _notifier(observer: TerminalObserver) -> Callable[[Facts], None]:
-    """A function that passes the warnings and notes of a federation to an observer."""
-
-    def notify(message: Facts) -> None:
-        if "warn" in message:
-            observer.warn(str(message["warn"]))
-        elif "note" in message:
-            observer.note(str(message["note"]))
-
-    return notify
+def _notify(observer: TerminalObserver, message: Facts) -> None:
+    """Pass a warning or a note of a federation to an observer."""
+    if "warn" in message:
+        observer.warn(str(message["warn"]))
+    elif "note" in message:
+        observer.note(str(message["note"]))
 
 
 def _ended(message: Facts) -> CommandResult:

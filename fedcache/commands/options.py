@@ -70,10 +70,6 @@ def _completer(names: Callable[[Home], Iterable[str]], *, several: bool = False)
     return complete
 
 
-def _methods(_home: Home) -> list[str]:
-    return [*NAMES, *plugins("methods")]
-
-
 def _backbones(_home: Home) -> list[str]:
     table: Any = import_module("fedcache.extract.backbones.table")
     return [*table.BACKBONES, *plugins("backbones")]
@@ -84,14 +80,6 @@ def _datasets(home: Home) -> list[str]:
     catalog: Any = import_module("fedcache.store.catalog")
     names = [entry["name"] for entry in listing.known(data=home.data)]
     return [*names, *catalog.ingested_stores(home)]
-
-
-def _schemes(_home: Home) -> list[str]:
-    return list(import_module("fedcache.federate.partition.partition").SCHEMES)
-
-
-def _stores(home: Home) -> list[str]:
-    return sorted(path.name for path in home.stores.glob("*.zarr"))
 
 
 def _partitions(home: Home) -> list[str]:
@@ -112,7 +100,7 @@ def _tags(home: Home) -> list[str]:
     return [name.removeprefix("tag:") for name in _runs(home) if name.startswith("tag:")]
 
 
-complete_methods = _completer(_methods, several=True)
+complete_methods = _completer(lambda _home: [*NAMES, *plugins("methods")], several=True)
 complete_backbones = _completer(_backbones, several=True)
 complete_datasets = _completer(_datasets)
 complete_runs = _completer(_runs)
@@ -122,8 +110,10 @@ OF_FIELDS: dict[str, Names] = {
     "method": complete_methods,
     "backbones": complete_backbones,
     "dataset": complete_datasets,
-    "scheme": _completer(_schemes),
-    "store": _completer(_stores),
+    "scheme": _completer(
+        lambda _home: import_module("fedcache.federate.partition.partition").SCHEMES
+    ),
+    "store": _completer(lambda home: sorted(path.name for path in home.stores.glob("*.zarr"))),
     "partition": _completer(_partitions),
 }
 """Field of a configuration -> the completer of its option."""

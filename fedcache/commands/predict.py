@@ -224,14 +224,9 @@ def predictions_answer(
     """
     first = answer.first_lost
     lost = answer.lost
-    if first is not None and lost == answer.rows == 1:
-        raise CorruptionError(
-            f"{first.name} could not be read: {first.reason}.",
-            "Give an image file that an image viewer can open.",
-        )
     if first is not None and lost == answer.rows:
         raise CorruptionError(
-            f"None of the {lost:,} rows could be read. The first is {first.name}: {first.reason}.",
+            f"{first.name} could not be read: {first.reason}. Rows that could be read: 0 of {lost:,}.",
             "Give image files that an image viewer can open.",
         )
     rows = answer.shown[:SHOWN]

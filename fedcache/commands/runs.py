@@ -125,14 +125,8 @@ def runs_list(
         split_list(tag, "--tag"),
         split_list(state, "--state"),
     )
-    return list_answer(observer, names or [], runs_directory(root), condition)
-
-
-def list_answer(
-    observer: TerminalObserver, names: list[str], root: Path, condition: RunFilter
-) -> CommandResult:
-    """The answer of ``runs list``."""
-    matched = listed(names, root, condition)
+    folder = runs_directory(root)
+    matched = listed(names or [], folder, condition)
     for omitted in matched.problems:
         observer.warn(f"{omitted.sentence} {omitted.hint}")
     for problem in matched.tags_lost:
@@ -141,10 +135,10 @@ def list_answer(
     lines = []
     if matched.entries:
         shown.append(_table_of_runs(matched.entries))
-    elif every_run([], root):
+    elif every_run([], folder):
         lines = ["No run matches.", "fedcache runs list"]
     else:
-        lines = [f"No result under {root} yet.", "fedcache train fed3r"]
+        lines = [f"No result under {folder} yet.", "fedcache train fed3r"]
     left_out = [{"path": str(e.path), "why": e.why, "hint": e.hint} for e in matched.problems]
     data = {
         "entries": matched.entries,

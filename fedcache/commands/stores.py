@@ -12,7 +12,15 @@ from typing import Annotated, Any
 import tomli_w
 import typer
 
-from fedcache.commands.options import OF_FIELDS, REMOTE, Dataset, StorePlace, command, split_list
+from fedcache.commands.options import (
+    OF_FIELDS,
+    REMOTE,
+    Dataset,
+    StorePlace,
+    command,
+    one_value,
+    split_list,
+)
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import FILE_NAME, Home, read_file
 from fedcache.errors import Exit, FedcacheError, UsageError, unknown
@@ -32,6 +40,7 @@ from fedcache.runs.privacy_ledger import (
     totals,
     totals_of_datasets,
 )
+from fedcache.store.catalog import size_of
 from fedcache.store.join import rows_of_part
 from fedcache.store.lock import write_output
 from fedcache.store.manifest import QUARANTINE, VANISHED, join_command, part_of
@@ -87,7 +96,7 @@ def ls(
         arrays = sorted(finished_arrays(store))
         partitions = sorted(store.partitions)
         counts = _group_counts(store, observer)
-        size = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
+        size = size_of(path)
         entries.append(
             {
                 "name": path.name,
@@ -206,19 +215,13 @@ Where = Annotated[
 ]
 
 
-def one_store(store: str | None, named: str | None) -> str | None:
-    """The store that was given as an argument or by ``--store``. Raises UsageError if both are given."""
-    if store is not None and named is not None:
-        raise UsageError(f"{store} and --store {named} are both given.", "Leave one of them out.")
-    return store or named
-
-
 def _path_of(
     store: str | None, named: str | None, dataset: str | None, observer: TerminalObserver
 ) -> Path:
     """The directory of the store that a command names; if it names none, that of the only store of the home."""
     home = Home.from_environment()
-    return need_path(home, path=one_store(store, named), dataset=dataset, observer=observer)
+    path = one_value(store, named, "--store")
+    return need_path(home, path=path, dataset=dataset, observer=observer)
 
 
 @command("inspect")
@@ -234,7 +237,7 @@ def inspect(
     """
     opened = need_store(
         Home.from_environment(),
-        path=one_store(store, named),
+        path=one_value(store, named, "--store"),
         dataset=dataset,
         observer=observer,
         part=True,

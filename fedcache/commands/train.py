@@ -61,7 +61,6 @@ from fedcache.runs.directory import (
     is_private,
     reads_embeddings,
 )
-from fedcache.runs.events import OnRound
 from fedcache.runs.run import Run, is_claimed
 from fedcache.runs.score import LEVEL, check_score, score_of, unlike_tests
 from fedcache.runs.trackers import tracking
@@ -453,10 +452,7 @@ def _unlike_seeds(done: Grid) -> str | None:
 def points_line(done: Grid) -> str:
     """A sentence with the number of points, and how many of them were stored before."""
     points = counted(len(done.points), "configuration")
-    verb = "were"
-    if done.reused == 1:
-        verb = "was"
-    return f"{points}, {done.reused} of them {verb} stored already."
+    return f"{points}, {done.reused} of them stored already."
 
 
 def grid_answer(done: Grid, sweeps: Sequence[str], *, verbose: bool = False) -> CommandResult:
@@ -633,9 +629,7 @@ def train_run(
             training = cluster.training(config, partition, home, given["repartition"], observer)
             opened.enter_context(training)
         stop = opened.enter_context(stopped_by_signals(observer.note))
-        hooks: Sequence[OnRound] = ()
-        if given["track"]:
-            hooks = opened.enter_context(tracking(given["track"], home, runs, observer))
+        hooks = opened.enter_context(tracking(given["track"], home, runs, observer))
         return run(
             config,
             home,

@@ -45,23 +45,20 @@ def ui(
     """
     missing = [name for name in ("matplotlib", "starlette", "uvicorn") if find_spec(name) is None]
     if missing:
-        verb = "are"
-        if len(missing) == 1:
-            verb = "is"
         packages = ", ".join(missing)
         raise MachineError(
-            f"`fedcache ui` needs {packages}, which {verb} not installed.",
+            f"`fedcache ui` needs Python packages that are not installed: {packages}.",
             "pip install 'fedcache[ui]'",
         )
     if home is None:
         shown = Home.from_environment()
     else:
         shown = Home(home.expanduser(), offline=True)
-    if home is not None and not shown.root.is_dir():
-        raise UsageError(
-            f"There is no directory {shown.root}.",
-            "Give the directory of a fedcache home:  --home DIRECTORY",
-        )
+        if not shown.root.is_dir():
+            raise UsageError(
+                f"There is no directory {shown.root}.",
+                "Give the directory of a fedcache home:  --home DIRECTORY",
+            )
     # Imported only now, because the module imports the packages that were checked above.
     serve = import_module("fedcache.ui.server").serve
 

@@ -35,7 +35,7 @@ from fedcache.extract.datasets.dataset import (
     samples_of,
 )
 from fedcache.extract.device import resolve_device
-from fedcache.extract.how import jobs_of, note_of_other_devices, resolve_compute_as
+from fedcache.extract.how import jobs_of, note_other_devices, resolve_compute_as
 from fedcache.extract.image_files import EXTENSIONS, SOUND_ENDINGS, to_convert
 from fedcache.extract.images import from_pillow
 from fedcache.extract.planning.plan import PlannedArray, memory_of
@@ -141,11 +141,8 @@ def _left_out(path: Path, found: tree.Tree) -> list[str]:
         clauses.append(clause)
     total = found.ignored.total()
     files = counted(total, "file")
-    verb = "are"
-    if total == 1:
-        verb = "is"
     listed = ", ".join(clauses)
-    return [f"{path}: {files} {verb} left out: {listed}."]
+    return [f"{path}: {files} left out: {listed}."]
 
 
 def texts_in_memory(given: str | Sequence[str]) -> NamedImages:
@@ -286,9 +283,7 @@ def embedded(
     try:
         device = resolve_device(config.device)
         options.observer.note(f"Device {device.kind} ({device.name}): {device.why}.")
-        note = note_of_other_devices(device, computed)
-        if note is not None:
-            options.observer.note(note)
+        note_other_devices(device, computed, options.observer)
         dataset = {"slug": "images", "digest": data.digest}
         store = Store.create(folder / "images.zarr", samples, dataset=dataset)
         items_of: dict[ComputeSettings, list[PlannedArray]] = {}

@@ -46,6 +46,7 @@ from fedcache.extract.how import jobs_of, resolve_compute
 from fedcache.extract.planning import plan as planning
 from fedcache.extract.planning.cost import expected_seconds
 from fedcache.extract.planning.find_store import (
+    READ_WITH,
     bring_groups,
     dataset_of_store,
     ingested_path,
@@ -164,23 +165,18 @@ def summarise(
     store: Store,
     planned: Sequence[PlannedArray],
     states: Mapping[str, str],
-    stats: ExtractionStats | None,
+    stats: ExtractionStats,
 ) -> Extraction:
-    """The figures of an extraction, from the store and the counts of this run; ``stats`` is None if nothing ran."""
+    """The figures of an extraction, from the store and the counts of this run, which are empty if nothing ran."""
     arrays = []
     held = finished_arrays(store)
     for item in planned:
         key = item.recipe.key
         info = held[key]
-        kept = len(info.chunks)
-        computed = 0
-        if stats is not None:
-            kept = stats.kept_chunks.get(key, 0)
-            computed = stats.forward_batches[key]
         array = describe_array(item, info.shape, info.dtype, states[key])
-        array["kept_chunks"] = kept
+        array["kept_chunks"] = stats.kept_chunks.get(key, len(info.chunks))
         array["chunks"] = len(info.chunks)
-        array["forward_batches"] = computed
+        array["forward_batches"] = stats.forward_batches[key]
         arrays.append(array)
     dataset = {name: str(store.dataset[name]) for name in ("slug", "digest")}
     out = Extraction(store.path, dataset, arrays)
@@ -196,14 +192,13 @@ def summarise(
         out.part = str(part)
         out.images, out.bad = rows_of_part(store)
         out.ok = out.images - len(out.bad)
-    if stats is not None:
-        out.decoded = stats.images
-        out.seconds = stats.seconds
-        out.rate = stats.rate
-        out.busy = stats.busy(cores())
-        out.workers = stats.workers
-        cut = {item.backbone.name: stats.cut[item.recipe.key] for item in planned}
-        out.cut = {name: count for name, count in cut.items() if count}
+    out.decoded = stats.images
+    out.seconds = stats.seconds
+    out.rate = stats.rate
+    out.busy = stats.busy(cores())
+    out.workers = stats.workers
+    cut = {item.backbone.name: stats.cut[item.recipe.key] for item in planned}
+    out.cut = {name: count for name, count in cut.items() if count}
     return out
 
 
@@ -280,8 +275,8 @@ def estimate(
     covered = np.zeros(rows, bool)
     images = 0  # to compute, summed over arrays
     todo = []
-    for item in planned:
-        writer = writers[item.recipe.key]
+    for job, item in zip(jobs, planned, strict=True):
+        writer = writers[job.key]
         if found is not None:
             writer.look()
         size = writer.chunk_rows
@@ -291,7 +286,7 @@ def estimate(
         missing = writer.missing()
         if missing:
             state = "to compute"
-            todo.append(item)
+            todo.append(job)
         for chunk in missing:
             if chunk >= whole.get(writer.key, 0):
                 images += int(present[chunk * size : (chunk + 1) * size].sum())
@@ -307,8 +302,7 @@ def estimate(
         out.growth = earlier.result(images)
         out.vanished = len(earlier.data.vanished)
         observer.note(f"The new store would start from {earlier.parent.path.name}.")
-    wanted = wanted_text(store, planned, data.classes, data.template, config, keep=False)
-    wanted = text_of_part(part, wanted)
+    wanted = wanted_text(store, planned, data.classes, data.template, config, part, keep=False)
     lacking = missing_text(store, planned, wanted)
     for item in planned:
         key = item.recipe.key
@@ -320,11 +314,11 @@ def estimate(
                 {"backbone": item.backbone.name, "templates": list(wanted[key]), "state": state}
             )
     # A backbone without weights files can always be timed; another one only if its weights are on this machine.
-    ready = all(item.weights.path is not None or not item.backbone.files for item in todo)
+    ready = all(job.weights.path is not None or not job.backbone.files for job in todo)
     if ready and images:
         # Rows of one array, on average over the arrays.
         rows = math.ceil(images / len(todo))
-        out.seconds = expected_seconds(data, todo, config, rows)
+        out.seconds = expected_seconds(data, todo, settings, options.workers, rows)
         if out.seconds:
             out.rate = rows / out.seconds
         observer.note(
@@ -526,10 +520,7 @@ def report_dataset(data: Dataset, spec: str, augment: str | None, observer: Obse
     both = trained_and_tested(data)
     if both:
         rows = counted(both, "test row")
-        verb = "hold"
-        if both == 1:
-            verb = "holds"
-        observer.warn(f"{rows} {verb} exactly the same content as a training row.")
+        observer.warn(f"{rows} with exactly the same content as a training row.")
 
 
 def spec_of(config: ExtractConfig, home: Home, observer: Observer) -> tuple[str, ExtractConfig]:
@@ -559,8 +550,7 @@ def of_named_store(config: ExtractConfig, home: Home) -> ExtractConfig:
     known = dataset_of_store(Store.open(path, part=True), home)
     if known is None:
         return config
-    read_with = ("dataset", "limit", "layout", "follow_links", "data", "name")
-    return replace(config, **{key: getattr(known, key) for key in read_with})
+    return replace(config, **{key: getattr(known, key) for key in READ_WITH})
 
 
 def named_place(home: Home, name: str, digest: str) -> Path:
@@ -751,25 +741,15 @@ def finished(
         return None
     classes = store.manifest.classes
     template = store.dataset.get("template")
-    wanted = wanted_text(store, planned, classes, template, config, keep=keep_text)
-    wanted = text_of_part(part, wanted)
+    wanted = wanted_text(store, planned, classes, template, config, part, keep=keep_text)
     if missing_text(store, planned, wanted):
         return None
-    done = summarise(store, planned, dict.fromkeys(keys, "complete"), None)  # None: nothing ran
+    done = summarise(store, planned, dict.fromkeys(keys, "complete"), ExtractionStats())
     if not dry_run:
         # (): this run computed no text features.
         done.text = planning.make_current(store, planned, wanted, ())
         clean_up(store)
     return done
-
-
-def text_of_part(
-    part: StorePart | None, wanted: dict[str, tuple[str, ...]]
-) -> dict[str, tuple[str, ...]]:
-    """The wanted text features that a part computes: they depend on no row, so the first part computes all of them."""
-    if part is not None and part.number > 1:
-        return {}
-    return wanted
 
 
 def compute(
@@ -813,8 +793,7 @@ def compute(
     data = replace(data, source=UnchangedSource(data.source, data.uid))
     is_new = not path.exists()
     store = open_or_create(path, data, home, earlier, part, observer)
-    wanted = wanted_text(store, planned, data.classes, data.template, config, keep=keep_text)
-    wanted = text_of_part(part, wanted)
+    wanted = wanted_text(store, planned, data.classes, data.template, config, part, keep=keep_text)
     if not data.classes and any(item.backbone.text_width is not None for item in planned):
         observer.note(
             "The dataset has no classes, so it has no text features, which some methods need."
@@ -837,7 +816,8 @@ def compute(
         )
     except UsageError:
         # The images themselves were refused. If this call created the store and it holds nothing, it is removed.
-        if is_new and _holds_nothing(path):
+        is_empty = not Store.open(path, part=True).arrays
+        if is_new and is_empty and not any(journal.chunks for journal in journals(path)):
             shutil.rmtree(path)
         raise
     for key, kept in stats.kept_chunks.items():
@@ -866,13 +846,6 @@ def compute(
     if earlier is not None and parent is not None:
         done.growth = earlier.result(stats.forward_images)
     return done
-
-
-def _holds_nothing(path: Path) -> bool:
-    """Whether a store has no array and no chunk of an unfinished one."""
-    if Store.open(path, part=True).arrays:
-        return False
-    return not any(journal.chunks for journal in journals(path))
 
 
 def open_or_create(

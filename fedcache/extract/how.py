@@ -22,6 +22,7 @@ from fedcache.extract.datasets import Dataset
 from fedcache.extract.device import Device, resolve_device, resolve_dtype
 from fedcache.extract.planning.plan import PlannedArray
 from fedcache.extract.recipe import IMAGES
+from fedcache.progress import Observer
 from fedcache.store.files import digest_of_files, free_memory
 
 FOLDER = Path(__file__).parent
@@ -141,19 +142,17 @@ def resolve_compute_as(
     return resolve_compute(replace(config, batch=batch, dtype=dtype))
 
 
-def note_of_other_devices(device: Device, computed: Sequence[Mapping[str, Any]]) -> str | None:
-    """A sentence if the features of a model were computed on another device than ``device``; else None."""
-    elsewhere = set()
-    for conditions in computed:
-        if conditions.get("device", device.kind) != device.kind:
-            elsewhere.add(str(conditions["device"]))
-    if not elsewhere:
-        return None
-    kinds = " and ".join(sorted(elsewhere))
-    return (
-        f"The model was trained on features that were computed on {kinds}. Features that are computed here may "
-        "differ in the last bits."
-    )
+def note_other_devices(
+    device: Device, computed: Iterable[Mapping[str, Any]], observer: Observer
+) -> None:
+    """Report if the features of a model were computed on another device than ``device``."""
+    kinds = {str(conditions.get("device", device.kind)) for conditions in computed}
+    elsewhere = " and ".join(sorted(kinds - {device.kind}))
+    if elsewhere:
+        observer.note(
+            f"The model was trained on features that were computed on {elsewhere}. Features that are computed here "
+            "may differ in the last bits."
+        )
 
 
 def jobs_of(

@@ -426,9 +426,7 @@ class LeftOutRows:
 
 
 def _not_scored(rows: int, which: str, names: str = "") -> str:
-    if rows == 1:
-        return f"1 row {which} is not scored{names}."
-    return f"{rows:,} rows {which} are not scored{names}."
+    return f"Not scored: {counted(rows, 'row')} {which}{names}."
 
 
 @dataclass(frozen=True)
@@ -562,28 +560,18 @@ class RunEvaluation:
         """Plain JSON values."""
         names = ("run", "digest", "method", "model", "trained_on", "softmax_temperature", "rows")
         plain = {name: getattr(self, name) for name in names}
-        clients = None
-        if self.clients is not None:
-            clients = self.clients.to_dict()
-        prior = None
-        if self.client_prior is not None:
-            prior = self.client_prior.to_dict()
-        sets = None
-        if self.prediction_sets is not None:
-            sets = self.prediction_sets.to_dict()
-        adaptation = None
-        if self.adaptation is not None:
-            adaptation = self.adaptation.to_dict()
+        parts = {}
+        for name in ("clients", "measures", "client_prior", "prediction_sets", "adaptation"):
+            part = getattr(self, name)
+            if part is not None:
+                part = part.to_dict()
+            parts[name] = part
         return {
             **plain,
             "backbones": list(self.backbones),
             "seeds": list(self.seeds),
             "left_out": asdict(self.left_out),
-            "clients": clients,
-            "measures": self.measures.to_dict(),
-            "client_prior": prior,
-            "prediction_sets": sets,
-            "adaptation": adaptation,
+            **parts,
         }
 
 
@@ -676,8 +664,8 @@ class LabelledRows:
         yield from self.source.of_rows(self.rows)
 
 
-def rows_of_store(store: Store, split: str | None, classes: Sequence[str]) -> LabelledRows:
-    """The labelled rows of a store's split (None for all rows); labels are indices into a model's ``classes``.
+def rows_of_store(store: Store, split: str, classes: Sequence[str]) -> LabelledRows:
+    """The labelled rows of a store's split (``all`` for every row); labels are indices into a model's ``classes``.
 
     Raises UsageError for an unknown split, StoreError for a split without rows of a class that the model knows.
     """
@@ -694,13 +682,13 @@ def rows_of_store(store: Store, split: str | None, classes: Sequence[str]) -> La
     )
 
 
-def _rows_words(path: Path, split: str | None) -> str:
-    if split is None:
+def _rows_words(path: Path, split: str) -> str:
+    if split == "all":
         return f"{path.name}, all rows"
     return f"{path.name}, split {split}"
 
 
-def rows_of_file(path: Path, split: str | None, predictor: Predictor) -> LabelledRows:
+def rows_of_file(path: Path, split: str, predictor: Predictor) -> LabelledRows:
     """The labelled rows of a file of embeddings, as ``rows_of_store``.
 
     Raises UsageError for a file that cannot be read, StoreError if it lacks features of the model or has no labels.
@@ -708,7 +696,7 @@ def rows_of_file(path: Path, split: str | None, predictor: Predictor) -> Labelle
     table = open_embeddings(path)
     features = features_of_file(predictor.members[0], table.features, path)
     rows = np.arange(len(table.names))
-    if split is not None:
+    if split != "all":
         if split not in SPLIT_NAMES:
             raise unknown("split", split, SPLIT_NAMES)
         if table.splits is not None:

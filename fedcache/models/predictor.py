@@ -569,7 +569,7 @@ def predict_images(
     )
     try:
         with embedded(images, planned, model.facts.inputs_computed, config, home, options) as store:
-            yield from _over_store(predictor, store, images.names, None, top)
+            yield from predict_store(predictor, store, images.names, None, top)
     except StoppedError as error:
         # The message of an extraction promises to resume, but here the store with the features is deleted.
         stopped = error.message.partition(";")[0]
@@ -580,20 +580,16 @@ def predict_images(
 
 
 def predict_store(
-    predictor: Predictor, store: Store, rows: NDArray[np.int64], *, top: int
-) -> Iterator[Prediction]:
-    """Predictions for rows of a store, int [n], in their order. Raises StoreError as ``Predictor.over_store``."""
-    return _over_store(predictor, store, store.samples.name, rows, top)
-
-
-def _over_store(
     predictor: Predictor,
     store: Store,
     names: Sequence[str],
     rows: NDArray[np.int64] | None,
     top: int,
 ) -> Iterator[Prediction]:
-    """Predictions for ``rows`` of a store (None for all); ``names`` are the names of all its rows."""
+    """Predictions for ``rows`` of a store, int [n] (None for all), in their order; ``names`` are those of all its rows.
+
+    Raises StoreError as ``Predictor.over_store``.
+    """
     reasons = {int(entry["row"]): str(entry["reason"]) for entry in store.quarantined()}
     for part, scores in predictor.over_store(store, rows):
         lost = {i: reasons[row] for i, row in enumerate(part.tolist()) if row in reasons}
@@ -601,21 +597,21 @@ def _over_store(
         yield from named_predictions(predictor, of_part, scores, top, lost)
 
 
-def rows_of_split(store: Store, split: str | None) -> NDArray[np.int64]:
-    """The rows of a split (None for all), without rows whose image is no longer in the dataset.
+def rows_of_split(store: Store, split: str) -> NDArray[np.int64]:
+    """The rows of a split (``all`` for every row), without rows whose image is no longer in the dataset.
 
     Raises UsageError for an unknown split, StoreError for an empty one.
     """
-    if split is not None and split not in SPLIT_NAMES:
+    if split not in ("all", *SPLIT_NAMES):
         raise unknown("split", split, SPLIT_NAMES)
     chosen = ~store.vanished()
-    if split is not None:
+    if split != "all":
         chosen &= store.samples.split == SPLIT_NAMES.index(split)
     rows = np.flatnonzero(chosen)
     if not len(rows):
         found = f"no rows of the split {split}"
         hint = "Leave --split out."
-        if split is None:
+        if split == "all":
             found = "no rows whose image is still in the dataset"
             hint = "Extract the dataset again:  fedcache extract -d DATASET"
         raise StoreError(f"{store.path.name} has {found}.", hint)

@@ -270,10 +270,6 @@ def _is_override(value: Any) -> bool:
     return all(len(pair) == 2 for pair in columns) and SETTINGS.allows(value["hp"])
 
 
-def _is_temperature(value: Any) -> bool:
-    return type(value) in (int, float) and COLDEST <= value <= HOTTEST
-
-
 WORD = FactKind(lambda v: isinstance(v, str), "a word")
 PLAIN = FactKind(_is_plain, "a number, a word, true, false or null")
 SETTINGS = mapping_to(PLAIN)
@@ -303,7 +299,12 @@ FACTS: Mapping[str, FactKind] = {
     "encoder": or_none(whole(0, LARGEST)),
     "overrides": mapping_to(OVERRIDE),
     "computed": list_of(SETTINGS),
-    "temperature": or_none(FactKind(_is_temperature, f"a number from {COLDEST:g} to {HOTTEST:g}")),
+    "temperature": or_none(
+        FactKind(
+            lambda v: type(v) in (int, float) and COLDEST <= v <= HOTTEST,
+            f"a number from {COLDEST:g} to {HOTTEST:g}",
+        )
+    ),
 }
 """Every fact of a model file -> its allowed values."""
 
@@ -1537,10 +1538,13 @@ def personalise(
     try:
         state = method.enter(down, data, ctx)
         # The server's tensors stay as they are, so the client's own tensors are trained beside these.
-        training = replace(ctx, frozen=frozenset(down.keys() - state.keys()))
+        frozen = frozenset(down.keys() - state.keys())
         for number_of_round in range(rounds):
             each_round()
-            state, _ = method.fit(down, state, data, at_round(training, number_of_round))
+            # With the draws of this round.
+            rng = replace(ctx.rng, round=number_of_round)
+            of_round = replace(ctx, round=number_of_round, rng=rng, frozen=frozen)
+            state, _ = method.fit(down, state, data, of_round)
         deployed = down
         if method.deploy is not keep_down:
             # A probe would be trained on the labelled rows of all clients.
@@ -1578,8 +1582,3 @@ def personalise(
     stacks.add(number, tensors)
     new_facts = replace(base.facts, saved={client.name: number})
     return SavedModel(new_facts, {**shared, **stacks.stacked()})
-
-
-def at_round(ctx: Ctx, number: int) -> Ctx:
-    """The context of round ``number``, counted from 0, with the draws of that round."""
-    return replace(ctx, round=number, rng=replace(ctx.rng, round=number))

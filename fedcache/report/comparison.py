@@ -928,11 +928,8 @@ def within(
     empty = [name for name, (_, row) in rows.items() if np.isnan(row).all()]
     kept = {name: [run] for name, run in runs.items() if name not in empty}
     if len(kept) < 2:
-        count = "only one run has"
-        if not kept:
-            count = "no run has"
         raise UsageError(
-            f"{where}: {count} a value of {metric}, but a comparison needs two runs.",
+            f"{where}: a comparison needs two runs with a value of {metric}, but found {len(kept)}.",
             "Train another method on the same dataset and partition:  fedcache train --method fed3r",
         )
     blocks, values = _aligned([rows[name] for name in kept])

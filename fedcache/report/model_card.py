@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fedcache.config import Home
 from fedcache.errors import UsageError
+from fedcache.extract.planning.plan import paths_of
 from fedcache.extract.recipe import IMAGES
 from fedcache.federate.methods import METHODS
 from fedcache.models.export.program import (
@@ -19,7 +20,6 @@ from fedcache.models.export.program import (
     check_place,
     format_of,
     make_program,
-    size_of,
     write,
 )
 from fedcache.models.predictor import Predictor
@@ -31,9 +31,10 @@ from fedcache.report.methods import Sizes
 from fedcache.report.methods.facts import leaving, rows_in_models
 from fedcache.report.store_card import backbone_lines, section_lines
 from fedcache.report.verdict import describe_trust
-from fedcache.runs.directory import ClientColumns, client_columns, read_result
-from fedcache.runs.predict_run import open_predictor, weights_of
+from fedcache.runs.directory import ClientColumns, client_columns, read_result, run_folder
+from fedcache.runs.predict_run import open_predictor
 from fedcache.runs.score import values_held_out, wilson
+from fedcache.store.catalog import size_of
 from fedcache.tables.words import some_names
 
 SHOWN = 20
@@ -123,12 +124,9 @@ def _held_rows(predictor: Predictor) -> list[str]:
     held = rows_in_models(method)
     if not held:
         return []
-    verb = "hold"
-    if len(held) == 1:
-        verb = "holds"
     names = " and ".join(held)
     return [
-        f"{names} {verb} every single training row of {predictor.client}: its features and its class. "
+        f"Tensors with every single training row of {predictor.client}, its features and its class: {names}. "
         "Anyone with this file has the features of this client."
     ]
 
@@ -256,18 +254,6 @@ def _privacy(result: Result) -> list[str]:
     return [*lines, "No noise was added, so no epsilon bounds what uploads reveal."]
 
 
-def run_result(place: Path) -> Path | None:
-    """The result of the run of a model; None for a file without its run."""
-    if place.is_dir():
-        found = place / "result.json"
-    else:
-        # A model file is in a folder of the run's directory.
-        found = place.parent.parent / "result.json"
-    if found.is_file():
-        return found
-    return None
-
-
 @dataclass(frozen=True)
 class ExportedModel:
     """The exported file or folder.
@@ -315,16 +301,16 @@ def export_model(
     check_place(out, kind, request.force)
     # All checks are done before the program is made, which takes longest.
     predictor = named(open_predictor(place, options, home, observer))
-    result_file = run_result(place)
     program = None
     if kind in PROGRAMS:
-        program = make_program(predictor, home, weights_of(options))
+        program = make_program(predictor, home, paths_of(options.weights))
     # A model file without its run gets a card without the results of the run.
     result = None
     columns = None
-    if result_file is not None:
-        result = read_result(result_file)
-        columns = client_columns(result, result_file.parent)
+    folder = run_folder(place)
+    if (folder / "result.json").is_file():
+        result = read_result(folder / "result.json")
+        columns = client_columns(result, folder)
     card = model_card(predictor, result, home, columns)
     if program is not None and program.module.encoders:
         card += agreement(program)

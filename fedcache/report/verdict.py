@@ -529,7 +529,7 @@ def caution_lines(result: Result) -> list[str]:
 def drawn_clients(result: Result) -> tuple[str, list[float]] | None:
     """How many clients were drawn and scored (``--eval-clients``), and the standard error of their mean in each seed.
 
-    The words, ``500 of 100,000 clients were drawn and scored; 3 of these took part in some round``, are of the first
+    The words, ``500 of 100,000 clients drawn and scored; 3 of these took part in some round``, are of the first
     seed. Errors are fractions; a seed with fewer than two scored clients has none. None where all clients were scored.
     """
     drawn = result["accuracy"].get("eval_clients", ())
@@ -538,10 +538,7 @@ def drawn_clients(result: Result) -> tuple[str, list[float]] | None:
     scored = drawn[0]["scored"]
     trained = drawn[0].get("trained")
     clients = result["partition"]["clients"]
-    verb = "were"
-    if scored == 1:
-        verb = "was"
-    who = f"{scored:,} of {clients:,} clients {verb} drawn and scored"
+    who = f"{scored:,} of {clients:,} clients drawn and scored"
     if trained == 0:
         who += "; none of these took part in any round, so their models are untrained"
     elif trained is not None and trained < scored:

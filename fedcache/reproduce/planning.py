@@ -11,14 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 from fedcache.config import Home
 from fedcache.errors import FedcacheError, InternalError, UsageError, shell_word, unknown
 from fedcache.extract import backbones
 from fedcache.extract.datasets.listing import info
-from fedcache.extract.planning.plan import memory_of, roots_of
+from fedcache.extract.planning.plan import memory_of, paths_of
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import SCHEMES
 from fedcache.parsing import Facts, Record, as_tuples
@@ -380,8 +379,8 @@ class RequirementCheck:
         data: Mapping[str, str] | None = None,
     ) -> None:
         self.home = home
-        self.given = {name: Path(path).expanduser() for name, path in (weights or {}).items()}
-        self.roots = roots_of(data or {})
+        self.given = paths_of(weights or {})
+        self.roots = paths_of(data or {})
         self._memory = memory_of(home)
         self.missing_weights = cache(self._find_weights)
         self._data = cache(self._find_data)

@@ -23,7 +23,7 @@ from fedcache.extract.backbones import lookup
 from fedcache.extract.datasets import Context, Dataset, open_dataset
 from fedcache.extract.extract_dataset import extract
 from fedcache.extract.images import decode
-from fedcache.extract.planning.plan import memory_of, roots_of
+from fedcache.extract.planning.plan import memory_of, paths_of
 from fedcache.extract.recipe import slug
 from fedcache.extract.workers.chunk_tasks import ExtractionEngine
 from fedcache.federate.engine import outcome as diagnostics
@@ -187,7 +187,7 @@ class Workbench:
             with progress_of(self.observer, f"reading {cell.dataset}", "images") as progress:
                 context = Context(
                     memory_of(self.home),
-                    roots_of(self.options.data),
+                    paths_of(self.options.data),
                     self.home.data,
                     progress=progress,
                     limit=self.options.limit,

@@ -18,9 +18,9 @@ from fedcache.extract.datasets import peek
 from fedcache.extract.device import resolve_device
 from fedcache.extract.embed_images import locate_recipe
 from fedcache.extract.extract_dataset import extract
-from fedcache.extract.how import note_of_other_devices, resolve_compute_as
+from fedcache.extract.how import note_other_devices, resolve_compute_as
 from fedcache.extract.planning.find_store import ingested_path, need_store
-from fedcache.extract.planning.plan import context_of
+from fedcache.extract.planning.plan import context_of, paths_of
 from fedcache.federate.partition.client_table import RowLists
 from fedcache.federate.partition.partition import Partition
 from fedcache.models.adapt import Adapter
@@ -56,7 +56,6 @@ from fedcache.runs.predict_run import (
     open_members,
     partition_of_seed,
     predictor_of,
-    weights_of,
 )
 from fedcache.runs.store_choice import open_clients
 from fedcache.store.catalog import place_of_content, recall_last, remember_last
@@ -459,9 +458,7 @@ def labelled_rows(
     stop: Stop,
 ) -> LabelledRows:
     """The labelled rows for a model; arguments as ``evaluate_run``."""
-    split = None
-    if request.split != "all":
-        split = request.split
+    split = request.split
     if request.embeddings is not None:
         return rows_of_file(Path(request.embeddings), split, predictor)
     if request.store is not None:
@@ -502,11 +499,9 @@ def store_with_features(
             if ingested_path(home, spec) is not None:
                 raise
     one_view = [recipe.plain() for recipe in read_recipes(model)]
-    planned = [locate_recipe(recipe, home, weights_of(choice)) for recipe in one_view]
+    planned = [locate_recipe(recipe, home, paths_of(choice.weights)) for recipe in one_view]
     computed = model.facts.inputs_computed
-    note = note_of_other_devices(resolve_device(config.device), computed)
-    if note:
-        observer.note(note)
+    note_other_devices(resolve_device(config.device), computed, observer)
     last = recall_last(home)
     try:
         for item, record in zip(planned, computed, strict=True):

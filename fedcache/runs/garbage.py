@@ -70,15 +70,16 @@ def find_garbage(home: Home, kinds: Sequence[str], *, idle_days: float) -> list[
     A store that is being written, or that is damaged, is never in the list.
     """
     found: dict[Path, Garbage] = {}
+    # Each one searches when it is iterated.
     finders = {
-        "leftovers": lambda: _leftovers(home),
-        "given-up": lambda: _given_up(home, idle_days),
-        "old-runs": lambda: _old_runs(home),
-        "old-stores": lambda: old_stores(home),
-        "models": lambda: _models(home),
+        "leftovers": _leftovers(home),
+        "given-up": _given_up(home, idle_days),
+        "old-runs": _old_runs(home),
+        "old-stores": old_stores(home),
+        "models": _models(home),
     }
     for kind in kinds:
-        for path, why in finders[kind]():
+        for path, why in finders[kind]:
             found.setdefault(path, Garbage(path, kind, why, size_of(path)))
     return sorted(found.values(), key=lambda item: (-item.bytes, str(item.path)))
 
@@ -91,24 +92,21 @@ def _cannot_delete(path: Path, error: OSError, deleted: str) -> FedcacheError:
     )
 
 
-def remove(garbage: Sequence[Garbage]) -> list[Garbage]:
-    """Delete files and directories, and return those that were deleted.
+def remove(garbage: Sequence[Garbage]) -> None:
+    """Delete files and directories.
 
     Raises MachineError if one of them cannot be deleted; the rest of the list then stays.
     """
-    done: list[Garbage] = []
     # Files are deleted before directories, so that the journal of an array goes before its chunks.
-    for item in sorted(garbage, key=lambda item: item.path.is_dir()):
-        path = item.path
+    paths = sorted((item.path for item in garbage), key=Path.is_dir)
+    for done, path in enumerate(paths):
         try:
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
         except OSError as error:
-            raise _cannot_delete(path, error, f"{len(done)} of {len(garbage)}") from error
-        done.append(item)
-    return done
+            raise _cannot_delete(path, error, f"{done} of {len(garbage)}") from error
 
 
 def _leftovers(home: Home) -> Iterator[tuple[Path, str]]:

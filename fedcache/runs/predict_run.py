@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -24,6 +24,7 @@ from fedcache.errors import (
 )
 from fedcache.extract.device import resolve_device
 from fedcache.extract.planning.find_store import need_store
+from fedcache.extract.planning.plan import paths_of
 from fedcache.federate.engine.client_data import FrozenEncoders, prepare_features
 from fedcache.federate.engine.evaluate import BLOCK
 from fedcache.federate.engine.method import Method
@@ -627,7 +628,7 @@ def _encoders_on(
     where = "cpu"
     if device != "auto":
         where = resolve_device(device).kind
-    encoders = encoders_of(model, home, weights_of(options))
+    encoders = encoders_of(model, home, paths_of(options.weights))
     if encoders is not None:
         encoders = encoders.to(where)
     return where, encoders
@@ -666,11 +667,6 @@ def check_weights(options: ModelOptions, read: Iterable[Sequence[str]]) -> None:
             )
 
 
-def weights_of(options: ModelOptions) -> Mapping[str, Path]:
-    """The weights files of the options, by backbone."""
-    return {name: Path(path).expanduser() for name, path in options.weights.items()}
-
-
 def predict_rows(
     predictor: Predictor,
     images: Sequence[Path],
@@ -689,17 +685,14 @@ def predict_rows(
     predictor.check_top(rows.top)
     if images:
         named = find_inputs(predictor.members[0], images, follow_links=config.follow_links)
-        weights = weights_of(options)
+        weights = paths_of(options.weights)
         return predict_images(
             predictor, named, config, home, observer, stop, top=rows.top, weights=weights
         )
     if rows.store is not None:
         store = need_store(home, path=rows.store)
-        split = None
-        if rows.split != "all":
-            split = rows.split
-        numbers = rows_of_split(store, split)
-        predictions = predict_store(predictor, store, numbers, top=rows.top)
+        numbers = rows_of_split(store, rows.split)
+        predictions = predict_store(predictor, store, store.samples.name, numbers, rows.top)
         return each_counted(predictions, len(numbers), observer, stop)
     path = Path(str(rows.embeddings))
     embeddings = open_embeddings(path)
@@ -815,7 +808,12 @@ def personalise_run(
             "Give the file to write: -o FILE.safetensors",
         )
     path = Path(request.out or f"{name}.safetensors")
-    check_new(path)
+    check_output(path)
+    if path.exists():
+        raise UsageError(
+            f"{path} exists already.",
+            "Choose another file, -o another.safetensors, or remove this file.",
+        )
     members = open_members(place, options, observer)
     check_weights(options, [members[0].facts.backbones])
     if len(members) > 1:
@@ -868,16 +866,6 @@ def personalise_run(
         figures = measure(predictor, test)
     personal.save(path)
     return Personalised(name, model.facts.method, path, len(client.train), rounds, figures)
-
-
-def check_new(path: Path) -> None:
-    """Raise UsageError for a file that exists already, that is no .safetensors, or whose folder is missing."""
-    check_output(path)
-    if path.exists():
-        raise UsageError(
-            f"{path} exists already.",
-            "Choose another file, -o another.safetensors, or remove this file.",
-        )
 
 
 def rows_of_unknown_classes(store: Store, classes: Sequence[str]) -> str | None:

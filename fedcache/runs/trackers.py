@@ -330,10 +330,7 @@ class EventFile:
             self._writer.add_scalar(name, value, round_.round, walltime=self._moment)
         if round_.round == round_.rounds and round_.accuracy is not None:
             given = {"method": round_.method, **round_.settings}
-            plain = {
-                name: value if isinstance(value, bool | int | float) else str(value)
-                for name, value in given.items()
-            }
+            plain = {name: _plain(value) for name, value in given.items()}
             # Without ``run_name``, the hyperparameters would be another run, in a folder with the time as its name.
             self._writer.add_hparams(plain, {"hparam/accuracy": round_.accuracy}, run_name=".")
 

@@ -28,7 +28,7 @@ def small():
 def test_a_store_is_named_as_an_argument_or_by_the_option_of_other_commands(small):
     for name in ("inspect", "verify", "repair"):
         assert fedcache(f"{name} --store {small.path}").out == fedcache(f"{name} {small.path}").out
-        must_fail("", f"{name} {small.path} --store {small.path}")
+        must_fail("", f"{name} {small.path} --store other.zarr")
 
 
 def test_lists_that_exclude_each_other_are_refused():

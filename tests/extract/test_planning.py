@@ -17,7 +17,6 @@ from fedcache.extract import extract_dataset
 from fedcache.extract.backbones import Weights, lookup
 from fedcache.extract.batches import ComputedBatch, ComputeSettings
 from fedcache.extract.datasets.dataset import Dataset, domain_column, join
-from fedcache.extract.device import Device
 from fedcache.extract.extract_dataset import pull_if_needed
 from fedcache.extract.planning import cost
 from fedcache.extract.planning import plan as planning
@@ -66,12 +65,9 @@ def test_the_time_to_expect_is_counted_from_a_few_batches_after_the_models_are_w
     jobs = [SimpleNamespace(key=key, backbone=backbone) for key in ("a", "b")]
     monkeypatch.setattr(cost, "InProcess", Timed)
     monkeypatch.setattr(cost, "cores", lambda: 8)
-    monkeypatch.setattr(cost, "resolve_compute", lambda *_: (Device("cpu", "", ""), settings))
-    monkeypatch.setattr(cost, "jobs_of", lambda *_: jobs)
     data = SimpleNamespace(names=list(range(1000)))
-    config = ExtractConfig(dataset="x", workers=3)
     # 25 batches by three processes are nine rounds of 3 s + 2 s
-    assert cost.expected_seconds(data, [], config, 100) == pytest.approx(45.0)
+    assert cost.expected_seconds(data, jobs, settings, 3, 100) == pytest.approx(45.0)
     assert done == ["warm", 0, 1, 2]
 
 
@@ -213,13 +209,13 @@ def test_templates_are_those_asked_for_else_the_datasets_else_the_backbones(
     arrays = [planned("glyph-clip"), planned("pixels")]
     key = arrays[0].recipe.key
     found = wanted_text(
-        store, arrays, "c", template, ExtractConfig(dataset="x", text=asked), keep=keep
+        store, arrays, "c", template, ExtractConfig(dataset="x", text=asked), None, keep=keep
     )
     assert found == ({} if wanted is None else {key: wanted})
     assert missing_text(store, arrays, {key: ("other",)}) == ({} if stored else {key: ("other",)})
     open_clip = PlannedArray(lookup("clip-rn50"), arrays[0].weights, lookup("clip-rn50").recipe)
     (last,) = wanted_text(
-        store, [open_clip], "c", None, ExtractConfig(dataset="x"), keep=False
+        store, [open_clip], "c", None, ExtractConfig(dataset="x"), None, keep=False
     ).values()
     assert last == ("a photo of a {}.",), "a backbone without a template of its own"
 

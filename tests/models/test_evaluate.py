@@ -203,5 +203,5 @@ def test_an_interval_is_of_the_rows_of_one_model():
 
 def test_a_store_whose_images_have_all_vanished_is_not_a_matter_of_splits():
     store = SimpleNamespace(path=Path("mine.zarr"), vanished=lambda: np.ones(3, bool))
-    hint = store_error(lambda: rows_of_split(store, None), "still in the dataset").hint
+    hint = store_error(lambda: rows_of_split(store, "all"), "still in the dataset").hint
     assert "--split" not in hint

@@ -296,10 +296,9 @@ class Taken:
             where = f"tensors under {self.prefix.rstrip('.')}"
         sentence = f"{path}: the weights of {backbone} are {where}."
         if self.left:
-            others = "1 other tensor is"
-            if len(self.left) != 1:
-                others = f"{len(self.left):,} other tensors are"
-            sentence += f" {others} not used: {some_names(self.left, 4)}."
+            sentence += (
+                f" Other tensors, not used: {len(self.left):,} ({some_names(self.left, 4)})."
+            )
         for other in self.also:
             place = other.rstrip(".")
             command = import_command(path, backbone, other)

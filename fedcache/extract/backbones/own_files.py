@@ -144,7 +144,7 @@ class FileEncoder:
     def _block(self, images: NDArray[Any], step: int) -> NDArray[Any]:
         """The output for up to ``step`` images; for a file with a fixed batch, copies of the last image fill it."""
         padded = images
-        if self.given.shape[0] is not None and len(images) < step:
+        if len(images) < step:
             copies = np.repeat(images[-1:], step - len(images), axis=0)
             padded = np.concatenate([images, copies])
         try:

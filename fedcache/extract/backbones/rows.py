@@ -84,39 +84,31 @@ def _openai(name: str, architecture: str, width: int, hub: str, size: int) -> Ba
     )
 
 
-def _metadataset(domain: str, pooled: bool) -> Backbone:
-    base = f"resnet18-{domain}"
-    name = base
-    shares = None
-    pooling = "avg"
-    variant = ""
-    if pooled:
-        name = f"{base}-maxpool"
-        shares = base
-        pooling = "maxpool+avg"
-        variant = ", run with the max pooling of the released FedPCL code"
+def _metadataset(domain: str) -> Backbone:
+    name = f"resnet18-{domain}"
     return Backbone(
         name=name,
         provider="metadataset",
         width=512,
-        recipe=_normalised("half", _squashed(name, 64, pooling)),
-        source=f"the Meta-Dataset ResNet-18 of {DOMAINS[domain]}, a file of the SUR and URT releases{variant}",
+        recipe=_normalised("half", _squashed(name, 64, "avg")),
+        source=f"the Meta-Dataset ResNet-18 of {DOMAINS[domain]}, a file of the SUR and URT releases",
         files=tuple(f"{folder}/model_best.pth.tar" for folder in FOLDERS[domain]),
         architecture="resnet18",
-        shares=shares,
     )
 
 
-def _vit(
-    name: str, architecture: str, width: int, size: int, *, published: bool = True
-) -> Backbone:
-    source = f"AugReg ViT: timm's {architecture}"
-    files: tuple[str, ...] = TIMM_FILES
-    hub: str | None = f"timm/{architecture}"
-    if not published:
-        source = "AugReg ViT, ImageNet-1k from scratch: the original npz (Ti_16-i1k-300ep-...), which timm lacks"
-        files = ("Ti_16-i1k-300ep-*.npz",)
-        hub = None
+def _pooled(base: Backbone) -> Backbone:
+    name = f"{base.name}-maxpool"
+    return replace(
+        base,
+        name=name,
+        recipe=replace(base.recipe, backbone=name, pooling="maxpool+avg"),
+        source=f"{base.source}, run with the max pooling of the released FedPCL code",
+        shares=base.name,
+    )
+
+
+def _vit(name: str, architecture: str, width: int, size: int) -> Backbone:
     return Backbone(
         name=name,
         provider="timm",
@@ -124,10 +116,10 @@ def _vit(
         recipe=_normalised(
             "half", Recipe(name, "", size=224, crop_pct=crop_of(224, 0.9), pooling="cls")
         ),
-        source=source,
-        files=files,
+        source=f"AugReg ViT: timm's {architecture}",
+        files=TIMM_FILES,
         architecture=architecture,
-        hub=hub,
+        hub=f"timm/{architecture}",
         size=size,
         licence="Apache-2.0",
     )
@@ -229,10 +221,16 @@ OPENAI_CLIP = (
     _openai("clip-vit-b-32", "ViT-B-32", 512, "timm/vit_base_patch32_clip_224.openai", 605_000_000),
 )
 
-METADATASET = tuple(_metadataset(domain, pooled) for pooled in (False, True) for domain in DOMAINS)
+_PLAIN = tuple(map(_metadataset, DOMAINS))
+METADATASET = (*_PLAIN, *map(_pooled, _PLAIN))
 
 AUGREG = (
-    _vit("vit-tiny", "vit_tiny_patch16_224", 192, 0, published=False),
+    replace(
+        _vit("vit-tiny", "vit_tiny_patch16_224", 192, 0),
+        source="AugReg ViT, ImageNet-1k from scratch: the original npz (Ti_16-i1k-300ep-...), which timm lacks",
+        files=("Ti_16-i1k-300ep-*.npz",),
+        hub=None,
+    ),
     _vit("vit-tiny-in21k", "vit_tiny_patch16_224.augreg_in21k_ft_in1k", 192, 22_900_000),
     _vit("vit-small", "vit_small_patch16_224.augreg_in1k", 384, 88_200_000),
     _vit("vit-base", "vit_base_patch16_224.augreg_in1k", 768, 346_300_000),

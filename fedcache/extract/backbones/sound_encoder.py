@@ -64,12 +64,7 @@ POOLED = "pooler_output"
 """The recipe's word for the model's own pooled output."""
 
 
-def reads_sounds(folder: Path) -> bool:
-    """Whether a folder names a sampling rate."""
-    return _rate_of(folder) is not None
-
-
-def _rate_of(folder: Path) -> int | None:
+def rate_of(folder: Path) -> int | None:
     """Samples per second of a model's input; None for a model that reads no sounds."""
     for name in PREPROCESSING:
         config = read_config(folder, name)
@@ -84,7 +79,7 @@ def derive(name: str, folder: Path, choice: Choice) -> Backbone:
 
     Raises MachineError for an unreadable folder, UsageError for a model that is no encoder of sounds.
     """
-    rate = _rate_of(folder) or 0
+    rate = rate_of(folder) or 0
     if not 1_000 <= rate <= 384_000:
         raise UsageError(
             f"{name} reads {rate:,} samples per second, expected 1,000 to 384,000.",

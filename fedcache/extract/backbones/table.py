@@ -69,7 +69,7 @@ def _folder_row(name: str, choice: Choice) -> Backbone:
     """The row of a folder: of sounds if it has their sampling rate, of texts if it has a tokenizer, else of images."""
     folder = hugging_face.folder_of(name, choice)
     derive_row = hugging_face.derive
-    if sound_encoder.reads_sounds(folder):
+    if sound_encoder.rate_of(folder) is not None:
         derive_row = sound_encoder.derive
     elif text_encoder.reads_texts(folder):
         derive_row = text_encoder.derive

@@ -172,17 +172,18 @@ def derive(name: str) -> Backbone:
 
 def _shape(model_name: str) -> tuple[Any, int]:
     """The model and the width of its features, on the meta device, which takes no memory, or else on the CPU."""
+    try:
+        return _shape_on("meta", model_name)
+    except RuntimeError:
+        return _shape_on("cpu", model_name)
+
+
+def _shape_on(device: str, model_name: str) -> tuple[Any, int]:
     import timm
     import torch
 
-    for device in ("meta", "cpu"):
-        try:
-            with torch.device(device), torch.inference_mode():
-                model: Any = timm.create_model(model_name, pretrained=False, num_classes=0).eval()
-                side = model.pretrained_cfg["input_size"][-1]
-                features = model(torch.zeros(1, 3, side, side))
-                return model, int(features.shape[-1])
-        except (RuntimeError, NotImplementedError):
-            if device == "cpu":
-                raise
-    raise AssertionError("unreachable: for the last device, the loop returns or raises an error")
+    with torch.device(device), torch.inference_mode():
+        model: Any = timm.create_model(model_name, pretrained=False, num_classes=0).eval()
+        side = model.pretrained_cfg["input_size"][-1]
+        features = model(torch.zeros(1, 3, side, side))
+        return model, int(features.shape[-1])

@@ -54,11 +54,11 @@ def pull(
                 "\n".join(papers.steps(paper_entry)),
             )
         download.pull(paper_entry, root, say=say, mirror=mirror)
-        return root
-    if kind == "hf" and not mirror:
+    elif kind == "hf" and not mirror:
         hf.pull(name, root, say)
-        return root
-    if kind != "torchvision" or mirror:
+    elif kind == "torchvision" and not mirror:
+        torchvision.pull(name, root)
+    else:
         problem = "cannot be downloaded"
         expected = "torchvision:NAME, hf:NAME or paper:NAME"
         if mirror:
@@ -68,7 +68,6 @@ def pull(
             f"{spec!r} {problem}; expected {expected}.",
             "fedcache datasets list   lists what each dataset needs",
         )
-    torchvision.pull(name, root)
     return root
 
 

@@ -8,12 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from fedcache.config import ExtractConfig
 from fedcache.extract.batches import ComputeSettings, FeatureJob
 from fedcache.extract.datasets import Dataset
 from fedcache.extract.device import cores
-from fedcache.extract.how import jobs_of, resolve_compute
-from fedcache.extract.planning.plan import PlannedArray
 from fedcache.extract.workers.batch_workers import InProcess, worker_count
 
 MOST_TIMED = 3
@@ -71,18 +68,20 @@ def pipeline_seconds(
 
 
 def expected_seconds(
-    data: Dataset, planned: Sequence[PlannedArray], config: ExtractConfig, rows: int
+    data: Dataset,
+    jobs: Sequence[FeatureJob],
+    settings: ComputeSettings,
+    workers: int | None,
+    rows: int,
 ) -> float:
-    """Expected seconds for ``rows`` rows of every array of ``planned``, without the time to start workers."""
-    device, settings = resolve_compute(config, [p.backbone for p in planned])
-    jobs = jobs_of(planned, data, device, settings)
+    """Expected seconds for ``rows`` rows of every array, without the time to start workers."""
     cost = measure_batch(jobs, data, settings)
     batches = math.ceil(rows / settings.batch)
-    count = worker_count(jobs, settings, workers=config.workers, tasks=batches, cores=cores())
+    count = worker_count(jobs, settings, workers=workers, tasks=batches, cores=cores())
     return pipeline_seconds(
         cost,
         batches,
-        device=device.kind,
+        device=settings.device,
         workers=count,
         cores=cores(),
         gpus=max(1, len(settings.gpus)),

@@ -412,6 +412,10 @@ def _command_of(order: ExtractConfig, store: Store, home: Home) -> str:
     return shlex.join(words)
 
 
+READ_WITH = ("dataset", "limit", "layout", "follow_links", "data", "name")
+"""Options of an extraction that say how its dataset is read."""
+
+
 def dataset_of_store(store: Store, home: Home) -> ExtractConfig | None:
     """The options that name a store's dataset; None when they are unknown.
 
@@ -420,15 +424,8 @@ def dataset_of_store(store: Store, home: Home) -> ExtractConfig | None:
     for array in store.arrays.values():
         _, order = _remembered_order(store, array.digest, home)
         if order is not None:
-            return ExtractConfig(
-                dataset=order.dataset,
-                limit=order.limit,
-                layout=order.layout,
-                follow_links=order.follow_links,
-                max_bad=order.max_bad,
-                data=order.data,
-                name=order.name,
-            )
+            options = {key: getattr(order, key) for key in READ_WITH}
+            return ExtractConfig(**options, max_bad=order.max_bad)
     # ``digits-300`` is the slug of digits with --limit 300.
     name, _, size = str(store.dataset["slug"]).partition("-")
     limit = None
@@ -579,20 +576,14 @@ def keep_groups(store: Store, groups: Mapping[str, Group], spec: str, observer: 
         if before & set(changed):
             report = observer.warn
         report(
-            f"{_columns(changed)} updated in {store.path.name} to the values of {spec}. Existing partitions do not "
-            "change."
+            f"Columns updated in {store.path.name} to the values of {spec}: {', '.join(changed)}. Existing "
+            "partitions do not change."
         )
     if gone:
         observer.warn(
-            f"{_columns(gone)} not part of {spec}, and therefore removed from {store.path.name}. To add removed "
-            "columns again, extract a dataset that has them."
+            f"Columns removed from {store.path.name}, because {spec} does not have them: {', '.join(gone)}. To add "
+            "removed columns again, extract a dataset that has them."
         )
-
-
-def _columns(names: list[str]) -> str:
-    if len(names) == 1:
-        return f"The column {names[0]} is"
-    return f"The columns {', '.join(names)} are"
 
 
 def _group_key(store: Store, spec: str, context: Context) -> list[Any]:

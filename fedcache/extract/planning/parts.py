@@ -39,11 +39,10 @@ def parse_part(text: str, observer: Observer) -> StorePart:
         return StorePart(int(pair[1]), int(pair[2]))
     named = _parts_of_variables()
     if len(named) != 1:
-        why = "neither SLURM_ARRAY_TASK_ID nor RANK and WORLD_SIZE are set"
-        if named:
-            why = "both SLURM_ARRAY_TASK_ID and RANK with WORLD_SIZE are set"
+        found = " and ".join(named) or "none of these"
         raise UsageError(
-            f"--part auto reads environment variables of a cluster job, but {why}.",
+            "--part auto reads either SLURM_ARRAY_TASK_ID or RANK with WORLD_SIZE, variables of a cluster job, but "
+            f"found {found}.",
             f"Give the part:  {EXAMPLE}",
         )
     ((variables, part),) = named.items()

@@ -25,6 +25,7 @@ from fedcache.extract.recipe import IMAGES, RECIPE_KEYS, ROWS, SOUNDS, TEXTS, Re
 from fedcache.parsing import whole_number
 from fedcache.plugins import HUGGING_FACE, PREFIXES, bare_name
 from fedcache.progress import Observer
+from fedcache.store.manifest import StorePart
 from fedcache.store.store import Store
 
 
@@ -58,16 +59,16 @@ def memory_of(home: Home, *, rehash: bool = False) -> DigestMemory:
     return DigestMemory(home.digests, rehash=rehash)
 
 
-def roots_of(data: Mapping[str, str]) -> dict[str, Path]:
-    """The folders of ``--data NAME=PATH`` by name. Datasets without one are looked for in the home's ``data``."""
-    return {name: Path(path).expanduser() for name, path in data.items()}
+def paths_of(named: Mapping[str, str]) -> dict[str, Path]:
+    """The files or folders of an option ``NAME=PATH``, such as ``--data``, by name."""
+    return {name: Path(path).expanduser() for name, path in named.items()}
 
 
 def context_of(config: ExtractConfig, home: Home, *, rehash: bool = False) -> Context:
     """How the dataset of a configuration is opened."""
     return Context(
         memory_of(home, rehash=rehash),
-        roots_of(config.data),
+        paths_of(config.data),
         home.data,
         config.layout,
         config.follow_links,
@@ -97,7 +98,7 @@ def plan(
         prompts((), template)
     memory = memory_of(home, rehash=rehash)
     config, wanted = look_up_backbones(known_config(config, home), home)
-    given = {name: Path(path).expanduser() for name, path in config.weights.items()}
+    given = paths_of(config.weights)
     for name in given:
         if not name.startswith(PREFIXES):
             registry.lookup(name)
@@ -298,6 +299,7 @@ def wanted_text(
     classes: Sequence[str],
     template: str | None,
     config: ExtractConfig,
+    part: StorePart | None,
     *,
     keep: bool,
 ) -> dict[str, tuple[str, ...]]:
@@ -305,9 +307,10 @@ def wanted_text(
 
     The templates are those requested, else the dataset's ``template``, else the backbone's own. With ``keep``, a
     backbone that has text features is left out when no template was requested. Without classes there is no text.
+    Text features depend on no row, so the first part of a dataset computes all of them, and other parts none.
     """
     found: dict[str, tuple[str, ...]] = {}
-    if not classes:
+    if not classes or (part is not None and part.number > 1):
         return found
     keep = keep and not config.text
     for item in planned:

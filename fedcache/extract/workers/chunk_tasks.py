@@ -11,7 +11,7 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -34,7 +34,7 @@ from fedcache.extract.image_files import BadImage
 from fedcache.extract.workers.local import BatchTask, ChunkCollector, ExtractionStats
 from fedcache.process import Stop, keep_freed_memory
 from fedcache.progress import Observer
-from fedcache.store.writer import ArrayWriter, UncommittedChunk, WorkerArray
+from fedcache.store.writer import ArrayWriter, WorkerArray
 
 PROBES = 8
 """Number of first rows among which the driver looks for a readable image. Each worker compares this image with what it
@@ -62,14 +62,6 @@ class TaskSpec:
     arrays: Mapping[str, WorkerArray]  # per key, writes its chunks
     probe: tuple[int, bytes] | None  # (row, uid of its image), which workers compare
     decoders: int = 0  # threads that decode while the model runs; 0 to decode and compute in turn
-
-
-@dataclass
-class TaskResult:
-    """Answer of a worker: the chunk files that it wrote, and its counts. It contains no features."""
-
-    chunks: list[UncommittedChunk] = field(default_factory=list)
-    stats: ExtractionStats = field(default_factory=ExtractionStats)
 
 
 class WorkerPool(Protocol):
@@ -178,19 +170,22 @@ class ChunkWorker:
             spec.jobs, spec.source, spec.uid, spec.rows, spec.settings
         )
 
-    def compute(self, task: ChunkTask) -> TaskResult:
-        """Decode the images of a task, run the backbones, write the chunks."""
-        result = TaskResult()
-        writers = {key: _TaskWriter(self.spec.arrays[key], result) for key, _ in task.chunks}
+    def compute(self, task: ChunkTask) -> dict[str, Any]:
+        """Decode the images of a task, run the backbones, write the chunks.
+
+        Returns the chunk files and the counts, without features.
+        """
+        stats = ExtractionStats()
+        writers = {key: self.spec.arrays[key] for key, _ in task.chunks}
         collector = ChunkCollector(writers, self.spec.rows, self.spec.settings.batch)
         try:
             for batch, computed in self._batches(task):
-                result.stats.add(computed)
+                stats.add(computed)
                 collector.add(batch, computed)
             collector.collect_writes(block=True)
         finally:
             collector.thread.shutdown(wait=True)
-        return result
+        return {"chunks": collector.written, "stats": stats}
 
     def _batches(self, task: ChunkTask) -> Iterator[tuple[int, ComputedBatch]]:
         """The computed batches of a task. With ``decoders``, threads decode the next batches while the model runs."""
@@ -242,30 +237,11 @@ def _check_machine(spec: TaskSpec) -> None:
             )
 
 
-@dataclass
-class _TaskWriter:
-    """The chunk writer of a worker: it writes chunks to files that the driver commits."""
-
-    array: WorkerArray
-    result: TaskResult
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.array.shape
-
-    @property
-    def chunk_rows(self) -> int:
-        return self.array.chunk_rows
-
-    def write(self, chunk: int, rows: NDArray[Any], bad: Mapping[int, str] | None = None) -> None:
-        self.result.chunks.append(self.array.write(chunk, rows, bad))
-
-
 def compute(worker: ChunkWorker, task: ChunkTask | None) -> dict[str, Any]:
     """The result of a task; for None, the seconds that the models take for an image."""
     if task is None:
         return {"seconds": sum(worker.runner.warm().values())}
-    return {"result": worker.compute(task)}
+    return worker.compute(task)
 
 
 def run_tasks(
@@ -291,9 +267,9 @@ def run_tasks(
         if not pool.waiting:
             return begun == len(tasks)
         for number, answer in pool.wait(1.0):
-            result: TaskResult = answer["result"]
-            for chunk in result.chunks:
+            for chunk in answer["chunks"]:
                 writers[chunk.key].commit(chunk)
-            stats.merge(result.stats)
+            found: ExtractionStats = answer["stats"]
+            stats.merge(found)
             observer.advance(tasks[number].images)
-            stats.check_bad(result.stats.bad, max_bad)
+            stats.check_bad(found.bad, max_bad)

@@ -65,7 +65,7 @@ class ChunkWriter(Protocol):
     def chunk_rows(self) -> int:
         """Rows per chunk."""
 
-    def write(self, chunk: int, rows: NDArray[Any], bad: Mapping[int, str] | None = None) -> None:
+    def write(self, chunk: int, rows: NDArray[Any], bad: Mapping[int, str] | None = None) -> Any:
         """Take one chunk."""
 
 
@@ -95,7 +95,8 @@ class ChunkCollector:
         self.pending: dict[tuple[str, int], PendingChunk] = {}  # by key and number of the chunk
         self.unsaved = dict.fromkeys(writers, 0)  # per key, batches that are not written yet
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="store-writer")
-        self.saving: dict[Future[None], tuple[str, int]] = {}  # write of a chunk -> key, batches
+        self.saving: dict[Future[Any], tuple[str, int]] = {}  # write of a chunk -> key, batches
+        self.written: list[Any] = []  # what the writers returned
 
     def chunk_of(self, key: str, batch: int) -> int:
         """The chunk of ``key`` that holds absolute batch ``batch``."""
@@ -154,7 +155,7 @@ class ChunkCollector:
         finished = [future for future in self.saving if future.done()]
         for future in finished:
             key, count = self.saving.pop(future)
-            future.result()
+            self.written.append(future.result())
             self.unsaved[key] -= count
 
 

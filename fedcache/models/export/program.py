@@ -84,10 +84,6 @@ class ModelInput:
         """The fields that two recipes must share to read the same input."""
         return (self.height, self.width, self.resize, self.interpolation, self.crop_pct)
 
-    def to_dict(self) -> Facts:
-        """Plain JSON values."""
-        return asdict(self)
-
     def example(self, rows: int) -> Tensor:
         """Rows of this input, drawn from a fixed seed: even rows are noise, odd rows are coloured clouds.
 
@@ -338,11 +334,16 @@ def _images_of_data(model: SavedModel) -> tuple[ModelInput, ...]:
     recipe = None
     if has_known_backbones(model):
         recipe = read_recipes(model)[-1]
+    given = ModelInput("images", "images", H, W, backbones=model.facts.backbones)
     # A recipe of size 0 does not resize.
-    if recipe is None or not recipe.size:
-        return (ModelInput("images", "images", H, W, backbones=model.facts.backbones),)
-    how = (recipe.resize, recipe.interpolation, recipe.crop_pct)
-    return (ModelInput("images", "images", H, W, *how, backbones=model.facts.backbones),)
+    if recipe is not None and recipe.size:
+        given = replace(
+            given,
+            resize=recipe.resize,
+            interpolation=recipe.interpolation,
+            crop_pct=recipe.crop_pct,
+        )
+    return (given,)
 
 
 def export(module: ImageModel, inputs: Sequence[ModelInput]) -> torch.export.ExportedProgram:
@@ -456,7 +457,7 @@ class Parts:
             "widths": list(facts.widths),
             "backbones": list(facts.backbones),
             "recipes": [dict(r) for r in facts.recipes],
-            "inputs": [i.to_dict() for i in inputs],
+            "inputs": [asdict(i) for i in inputs],
             "outputs": ["scores", "probabilities"],
         }
 
@@ -489,12 +490,9 @@ def format_of(out: Path, requested: str | None) -> str:
     # An ending that belongs to no format is accepted with any format.
     other = endings.get(ending, requested)
     if other != requested and not out.is_dir():
-        writes = "a folder"
-        if FORMATS[requested]:
-            writes = f"a {FORMATS[requested]} file"
         path = out.with_suffix(FORMATS[requested])
         raise UsageError(
-            f"{out} ends in {ending}, but --format {requested} writes {writes}.",
+            f"{out} has the ending of --format {other}, but --format {requested} is given.",
             f"-o {path}, or --format {other}",
         )
     return requested
@@ -514,13 +512,8 @@ def check_place(out: Path, kind: str, force: bool) -> None:
         )
     if out.exists():
         if out.is_dir() != (kind == "folder"):
-            found = "file"
-            written = "folder"
-            if out.is_dir():
-                found = "folder"
-                written = "file"
             raise UsageError(
-                f"{out} is a {found}, but --format {kind} writes a {written}.",
+                f"--format {kind} cannot replace {out}, because one is a file and the other a folder.",
                 f"For example -o model{FORMATS[kind]}",
             )
         if not force and (kind != "folder" or any(out.iterdir())):
@@ -708,12 +701,6 @@ def write_sklearn(out: Path, parts: Parts) -> Facts:
     joblib.dump(classifier, buffer)
     write_output(out, buffer.getbuffer())
     return {"features": sum(parts.predictor.members[0].facts.widths), "centred": head.centred}
-
-
-def size_of(out: Path) -> int:
-    """Bytes of a file, or of all files of a folder."""
-    paths = (out, *out.rglob("*"))
-    return sum(f.stat().st_size for f in paths if f.is_file())
 
 
 def estimator(predictor: Predictor, head: LinearHead) -> Any:
