@@ -198,3 +198,10 @@ def percent(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return "-"
     return f"{100 * value:.2f}"
+
+
+def percent_range(ends: tuple[float, float] | None) -> str:
+    """The ends of an interval of fractions as per cent; "" for None."""
+    if ends is None:
+        return ""
+    return " to ".join(map(percent, ends))

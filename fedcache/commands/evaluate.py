@@ -15,7 +15,7 @@ from fedcache.extract.planning.find_images import ImagePlaces
 from fedcache.models.evaluate import RunEvaluation
 from fedcache.models.saved_model import BATCH_OF_THE_RUN, EvaluateOptions, ModelOptions
 from fedcache.process import stopped_by_signals
-from fedcache.progress import percent
+from fedcache.progress import percent, percent_range
 from fedcache.report.evaluation import check_request, write_evaluations
 
 # Options of the extraction of features.
@@ -137,8 +137,8 @@ def _cells(e: RunEvaluation) -> list[Any]:
     if e.clients is not None:
         if e.clients.std is not None:
             interval = f"std {100 * e.clients.std:.2f}"
-    elif m.all.interval is not None:
-        interval = " to ".join(percent(v) for v in m.all.interval)
+    else:
+        interval = percent_range(m.all.interval)
     best = ""
     if m.temperature is not None:
         best = f"{m.temperature.value:.4g}"

@@ -33,7 +33,7 @@ from fedcache.models.saved_model import (
 )
 from fedcache.parsing import Facts
 from fedcache.process import stopped_by_signals
-from fedcache.progress import percent
+from fedcache.progress import percent, percent_range
 from fedcache.report.find_runs import find_one
 from fedcache.runs.directory import is_of_run
 from fedcache.store.manifest import was_store
@@ -325,8 +325,7 @@ def personalise(observer: TerminalObserver, given: Given, run: RunName) -> Comma
         measured = personal.measures.all
         interval = ""
         if measured.interval is not None:
-            bounds = " to ".join(percent(v) for v in measured.interval)
-            interval = f" ({bounds})"
+            interval = f" ({percent_range(measured.interval)})"
         accuracy = percent(measured.accuracy)
         lines.append(f"accuracy {accuracy} %{interval} on {measured.rows:,} test rows of the store")
     lines += [

@@ -25,7 +25,7 @@ from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import FILE_NAME, Home, read_file
 from fedcache.errors import Exit, FedcacheError, UsageError, unknown
 from fedcache.extract.augment import described
-from fedcache.extract.planning.find_store import locate_store, need_path, need_store, resolve_path
+from fedcache.extract.planning.find_store import locate_store, need_path, resolve_path
 from fedcache.extract.planning.plan import quoted
 from fedcache.extract.recipe import IMAGES, held_by, part_read
 from fedcache.parsing import Facts, Record, counted, parse_toml, visible
@@ -235,13 +235,7 @@ def inspect(
 
     Example: fedcache inspect
     """
-    opened = need_store(
-        Home.from_environment(),
-        path=one_value(store, named, "--store"),
-        dataset=dataset,
-        observer=observer,
-        part=True,
-    )
+    opened = Store.open(_path_of(store, named, dataset, observer), part=True)
     part = part_of(opened.dataset)
     infos = finished_arrays(opened)
     samples = opened.samples

@@ -172,8 +172,7 @@ def accuracy_words(run: StoredRun) -> str:
     interval = uncertainty(run, "own")
     if interval is not None:
         level = 100 * LEVEL
-        bounds = " to ".join((percent(interval.low), percent(interval.high)))
-        words += f" ({level:g} % interval {bounds} over {interval.over})"
+        words += f" ({level:g} % interval {interval.ends} over {interval.over})"
     protocol = run.result["protocol"]
     if protocol != "global":
         words += f", {PROTOCOLS[protocol]}"
@@ -237,9 +236,7 @@ def _fairness_lines(result: Mapping[str, Any]) -> list[str]:
     """Spread over clients; [] where one model has the same test rows for all clients."""
     fairness = result["fairness"]
     deviation = fairness.get("std_pp")
-    if deviation is None:
-        return []
-    if result["protocol"] == "global" and deviation < 1e-9:
+    if deviation is None or (result["protocol"] == "global" and deviation < 1e-9):
         return []
     parts = [f"mean {percent(fairness['mean'])}", f"std {deviation:.2f} points"]
     for key, name in TAILS.items():

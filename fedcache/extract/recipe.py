@@ -301,10 +301,8 @@ class Recipe:
                 found[name] = str(getattr(self, name))
         norm = (self.mean, self.std)
         if norm != (native.mean, native.std):
-            found["norm"] = "unknown"
-            for name, values in NORMS.items():
-                if values == norm:
-                    found["norm"] = name
+            names = {values: name for name, values in NORMS.items()}
+            found["norm"] = names.get(norm, "unknown")
         return found
 
 

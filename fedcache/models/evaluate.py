@@ -21,6 +21,7 @@ from fedcache.models.client_prior import NEVER, ClientPrior, add_offset, grid_mi
 from fedcache.models.predictor import FileFeatures, Predictor, features_of_file, rows_of_split
 from fedcache.notebooks import html_facts, percent
 from fedcache.parsing import Facts, counted
+from fedcache.progress import percent_range
 from fedcache.store.store import Store
 from fedcache.tables.embeddings import open_embeddings
 from fedcache.tables.splits import SPLIT_NAMES
@@ -505,16 +506,13 @@ class RunEvaluation:
 
     def _repr_html_(self) -> str:
         m = self.measures
-        interval = None
-        if m.all.interval is not None:
-            interval = " to ".join(str(percent(v)) for v in m.all.interval)
         temperature = None
         if m.temperature is not None:
             temperature = f"{m.temperature.value:.4g}"
         facts = {
             "rows": f"{m.all.rows:,}",
             "accuracy": percent(self.accuracy),
-            "95 % interval": interval,
+            "95 % interval": percent_range(m.all.interval) or None,
             "macro-F1": percent(m.macro_f1),
             "ECE": percent(m.ece),
             "NLL": f"{m.nll:.4f}",

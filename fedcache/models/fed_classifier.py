@@ -173,14 +173,14 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         facts = self._facts(out, feat_post, X.shape[1])
         if self.temperature is None:
             facts = replace(facts, temperature=temperature_of(spec, out))
-        collected = collect(out, facts, data, scaling, "all")  # all clients' models
-        if collected is None:
+        model = collect(out, facts, data, scaling, [], "all")  # all clients' models
+        if model is None:
             raise UsageError(
                 f"{method.name} trained no model that can predict.", "fedcache methods list"
             )
         # predict_proba computes in float64, so the tensors are converted once.
-        facts = replace(collected.model.facts, dtype="float64")
-        self.model_ = SavedModel(facts, in_double(collected.model.tensors))
+        facts = replace(model.facts, dtype="float64")
+        self.model_ = SavedModel(facts, in_double(model.tensors))
         return self
 
     def decision_function(self, X: Any, groups: Any = None) -> NDArray[np.float64]:

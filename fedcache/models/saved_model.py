@@ -1028,21 +1028,14 @@ MOST_BYTES = 256 << 20
 """Limit in bytes for the personal models of one seed that are saved by default; ``--save-clients`` has no limit."""
 
 
-@dataclass(frozen=True)
-class Collected:
-    """A model, and notes about it."""
-
-    model: SavedModel
-    notes: tuple[str, ...]  # sentences
-
-
 def collect(
     out: TrainingOutput,
     facts: ModelFacts,
     data: Data,
     scaling: Scaling | None,
+    notes: list[str],
     clients: str | None = None,
-) -> Collected | None:
+) -> SavedModel | None:
     """The models of a seed; None for a run with a global model that ended without it.
 
     Raises UsageError for a client in ``clients`` that the run does not have.
@@ -1052,6 +1045,7 @@ def collect(
         facts: of the run; ``saved`` is filled in here.
         data: of the training, for its text features.
         scaling: the statistics of ``feat_post=center`` and ``standardize``.
+        notes: gets a sentence if models are not saved.
         clients: ``--save-clients``: all, none, or names, comma-separated; None for all up to ``MOST_BYTES``.
     """
     tensors = {}
@@ -1064,9 +1058,8 @@ def collect(
             return None
         check_saved(model, data)
         tensors |= {f"server/{name}": t for name, t in model.down.items()}
-        return Collected(SavedModel(facts, owned(tensors)), ())
+        return SavedModel(facts, owned(tensors))
     saved: dict[str, int] = {}
-    notes: tuple[str, ...] = ()
     stacks = ClientTensors()
     shared = out.broadcast()
     tensors = owned(tensors | {f"server/{name}": t for name, t in shared.items()})
@@ -1082,14 +1075,14 @@ def collect(
         by_default = clients is None and not saved
         if by_default and all_clients > MOST_BYTES:
             megabytes = all_clients / 1e6
-            notes = (
+            notes.append(
                 f"The personal models of {len(out.clients):,} clients are not saved, because they would take "
-                f"{megabytes:,.0f} MB. To save the models: --fresh --save-clients all, or the names of some clients.",
+                f"{megabytes:,.0f} MB. To save the models: --fresh --save-clients all, or the names of some clients."
             )
             break
         saved[out.clients[number]] = number
         stacks.add(number, owned(one_client))
-    return Collected(SavedModel(replace(facts, saved=saved), tensors | stacks.stacked()), notes)
+    return SavedModel(replace(facts, saved=saved), tensors | stacks.stacked())
 
 
 def scaling_tensors(scaling: Scaling | None) -> Tree:

@@ -17,7 +17,7 @@ from typing import Any
 
 from fedcache.errors import UsageError
 from fedcache.parsing import visible
-from fedcache.progress import percent
+from fedcache.progress import percent_range
 from fedcache.report.comparison import (
     ROW_TESTS,
     SCORE_WORDS,
@@ -109,7 +109,7 @@ def values(c: Comparison) -> Sheet:
         ("run", [t.name for t in runs]),
         (f"{metric} %", [_mean(t) for t in runs]),
         (c.over, seeds),
-        (f"{_level(c)} interval", [_interval(_reach(t)) for t in runs]),
+        (f"{_level(c)} interval", [percent_range(_reach(t)) for t in runs]),
         ("over", over),
         ("rank", ranks),
         ("validation %", [_two(t.validation, 100) for t in runs]),
@@ -178,7 +178,7 @@ def differences(c: Comparison) -> Sheet | None:
         interval = ""
         p = ""
         if pair.rows is not None:
-            interval = _interval(pair.rows.interval)
+            interval = percent_range(pair.rows.interval)
             p = show_p(pair.rows.holm)
         intervals_over_rows.append(interval)
         p_over_rows.append(p)
@@ -186,7 +186,7 @@ def differences(c: Comparison) -> Sheet | None:
         first,
         ("difference, pp", [points(p.difference) for p in c.pairs]),
         (f"over {c.over}", over),
-        (f"{_level(c)} interval", [_interval(p.interval) for p in c.pairs]),
+        (f"{_level(c)} interval", [percent_range(p.interval) for p in c.pairs]),
         ("p", [show_p(p.p) for p in c.pairs]),
         ("p (Holm)", [show_p(p.holm) for p in c.pairs]),
         (f"{_level(c)} over rows", intervals_over_rows),
@@ -364,12 +364,6 @@ def show_p(p: float | None) -> str:
 def points(difference: float) -> str:
     """A difference of fractions in percentage points, with its sign."""
     return f"{100 * difference:+.2f}".replace("-0.00", "0.00").replace("+0.00", "0.00")
-
-
-def _interval(found: Interval | None) -> str:
-    if found is None:
-        return ""
-    return " to ".join(map(percent, found))
 
 
 def _level(c: Comparison) -> str:

@@ -15,7 +15,7 @@ from fedcache.errors import FedcacheError, UsageError, unknown
 from fedcache.extract.planning.find_images import ImagePlaces
 from fedcache.models.evaluate import BINS, RightRows, RunEvaluation
 from fedcache.parsing import Facts, counted, finite, sheet_cell
-from fedcache.progress import Observer, Silent, percent
+from fedcache.progress import Observer, Silent, percent, percent_range
 from fedcache.report.drawing import (
     MUTED,
     SERIES,
@@ -254,12 +254,10 @@ def _cells(evaluations: Sequence[RunEvaluation]) -> tuple[list[Column], list[lis
     for e in evaluations:
         # For models of several clients the table shows the spread over clients, for one model the interval over rows.
         m = e.measures
-        interval = "-"
+        interval = percent_range(m.all.interval) or "-"
         if e.clients is not None and e.clients.std is not None:
             spread = percent(e.clients.std)
             interval = f"std over clients {spread}"
-        elif m.all.interval is not None:
-            interval = " to ".join(map(percent, m.all.interval))
         cells = [HtmlCell(w, w) for w in (e.method, e.short_run, e.model, e.trained_on)]
         cells.append(number_cell(m.all.rows, f"{m.all.rows:,}"))
         for fraction in (e.accuracy, m.macro_f1, m.ece):

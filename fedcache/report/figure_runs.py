@@ -226,13 +226,8 @@ def tiles(
     """
     from matplotlib.collections import PolyCollection
 
-    corners = []
-    for x, y in middles:
-        left = x - 0.5
-        right = x + 0.5
-        low = y - 0.5
-        high = y + 0.5
-        corners.append([(left, low), (right, low), (right, high), (left, high)])
+    square = np.array([(-0.5, -0.5), (0.5, -0.5), (0.5, 0.5), (-0.5, 0.5)])
+    corners = np.array(middles)[:, None] + square
     drawn = axes.add_collection(PolyCollection(corners, facecolors=list(colours), linewidths=0))
     marks(drawn, words, runs or "")
     for (x, y), number, ink in zip(middles, numbers, inks, strict=True):
@@ -575,15 +570,15 @@ def curves(ident: str, runs: Named) -> Plot | None:
         names = shortened(labels, LEGEND)
         for i, (label, key, rounds, values) in enumerate(shown):
             mean = values.mean(0)
-            style = {"color": SERIES[i], "label": names[i], "markersize": 5}
+            marker = ""
+            words = [f"{label}: {mean[-1]:.2f} % after round {rounds[-1]}"]
             if len(rounds) <= 60:
-                (line,) = axes.plot(rounds, mean, marker=".", **style)
+                marker = "."
                 each = zip(rounds, mean, strict=True)
-                marks(line, [f"{label}: round {r}, {m:.2f} %" for r, m in each], key)
-            else:
-                (line,) = axes.plot(rounds, mean, **style)
-                last = rounds[-1]
-                marks(line, [f"{label}: {mean[-1]:.2f} % after round {last}"], key)
+                words = [f"{label}: round {r}, {m:.2f} %" for r, m in each]
+            style = {"color": SERIES[i], "label": names[i], "markersize": 5}
+            (line,) = axes.plot(rounds, mean, marker=marker, **style)
+            marks(line, words, key)
             if len(values) > 1:
                 span = (values.min(0), values.max(0))
                 band = axes.fill_between(rounds, *span, color=SERIES[i], alpha=0.18, linewidth=0)

@@ -25,7 +25,7 @@ from fedcache.models.export.program import (
 from fedcache.models.predictor import Predictor
 from fedcache.models.saved_model import ExportOptions, ModelOptions, SavedModel
 from fedcache.parsing import Facts
-from fedcache.progress import Observer, percent
+from fedcache.progress import Observer, percent, percent_range
 from fedcache.report.find_runs import Result
 from fedcache.report.methods import Sizes
 from fedcache.report.methods.facts import leaving, rows_in_models
@@ -188,7 +188,7 @@ def accuracy_lines(
         line = f"Seed {seed}: {percent(value)} %, {over}"
         interval = wilson(value, rows)
         if interval is not None:
-            ends = " to ".join(map(percent, interval))
+            ends = percent_range(interval)
             line += f" ({rows:,}); 95 % Wilson interval {ends} %"
         lines.append(f"{line}.")
     if len(a["per_seed"]) > 1 and a["mean"] is not None:

@@ -185,10 +185,7 @@ def write_report(
         ]
         recipes: dict[str, str] = {}
         for number, (name, entries) in enumerate(zip(titles, settings, strict=True)):
-            # If one run of a setting is private, no rows of that setting are shown.
-            source: RunStore | str = PRIVATE
-            if not any(e.private for e in entries):
-                source = store_of_run(entries)
+            source = store_of_run(entries)
             made = section_of(number, name, entries, source, request)
             sections.append(replace(made, folded=entries[0].digest in in_groups))
             recipes |= recipes_of(source)
@@ -308,8 +305,6 @@ MOST_NAMED = 4
 """Maximum number of runs that a note lists; for more runs it gives their number."""
 MOST_VALUES = 24
 """Maximum number of values of a setting for which the table has a filter."""
-PRIVATE = "a run of this setting has differential privacy, and epsilon does not cover the partition or the features"
-"""Reason, in place of a store, why nothing that is read from the store is shown."""
 
 
 def refuse_private(entries: Sequence[StoredRun]) -> None:
@@ -949,9 +944,7 @@ class FigureInput:
     @cached_property
     def source(self) -> RunStore:
         """The store of the runs. Raises UsageError if it is not available or must not be shown."""
-        store_or_reason: RunStore | str = PRIVATE
-        if not any(e.private for e in self.entries):
-            store_or_reason = store_of_run(self.entries)
+        store_or_reason = store_of_run(self.entries)
         if isinstance(store_or_reason, str):
             raise UsageError(
                 f"Partition and features cannot be drawn: {store_or_reason}.",

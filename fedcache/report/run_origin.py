@@ -46,7 +46,13 @@ class RunStore:
 
 
 def store_of_run(entries: Sequence[StoredRun]) -> RunStore | str:
-    """The store behind runs of one setting, or in words why there is none."""
+    """The store behind runs of one setting, or in words why there is none or nothing that is read from it is shown."""
+    # If one run of a setting is private, no rows of that setting are shown.
+    if any(entry.private for entry in entries):
+        return (
+            "a run of this setting has differential privacy, and epsilon does not cover the partition or the "
+            "features"
+        )
     why = "these runs were trained on client stores"
     for entry in entries:
         table = train_table(entry.path)

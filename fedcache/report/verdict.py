@@ -133,7 +133,7 @@ def uncertainty(entry: StoredRun, score: str) -> Estimate | None:
         return None
     known = np.array([v for v in found.per_seed if v is not None])
     complete = len(known) == len(found.per_seed)
-    if complete and len(known) >= LEAST_BLOCKS and not constant(known):
+    if complete and _vary(known):
         return _student(known, LEVEL, "seeds")
     # The interval over test rows is that of the run's own accuracy. It holds for this score only if both are equal, as
     # they are if all clients are tested on the same rows.
@@ -229,7 +229,7 @@ def _lead_over_rows(one: StoredRun, other: StoredRun, score: str, level: float) 
 def _client_scores(entry: StoredRun, mean: float) -> Floats | None:
     """[M] accuracies of clients if their mean is this score; None for fewer than three, equal or missing ones."""
     values = np.asarray(entry.clients.accuracy, np.float64)
-    if len(values) < LEAST_BLOCKS or np.isnan(values).any() or constant(values):
+    if np.isnan(values).any() or not _vary(values):
         return None
     if math.isclose(values.mean(), mean, abs_tol=1e-6):
         return values
@@ -246,7 +246,7 @@ def _student(values: Floats, level: float, over: str) -> Estimate | None:
 
 
 def _vary(gaps: Floats) -> bool:
-    """Whether differences over paired seeds have an interval: three or more that are not all equal."""
+    """Whether values have an interval: three or more that are not all equal."""
     return len(gaps) >= LEAST_BLOCKS and not constant(gaps)
 
 

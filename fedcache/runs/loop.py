@@ -442,17 +442,17 @@ def save_seed(
             "Personal models are not saved, because epsilon does not cover personal models."
         )
     try:
-        collected = collect(out, facts, inputs.data, inputs.features.scaling, clients)
+        model = collect(out, facts, inputs.data, inputs.features.scaling, notes, clients)
     except UsageError as error:
         # A client that the user named must be saved; otherwise, a note is enough.
         if kept.clients not in (None, "all", "none"):
             raise
         return False, [f"No model is saved: {error.message} {error.hint}"]
-    if collected is None:
+    if model is None:
         return False, []
     make_private(run / MODELS)
-    collected.model.save(model_file(run, out.seed))
-    return True, [*notes, *collected.notes]
+    model.save(model_file(run, out.seed))
+    return True, notes
 
 
 def seal(run: Path, digest: str, result: str, seeds: Sequence[int], kept: KeptModels) -> None:

@@ -86,7 +86,7 @@ def predictor_of(spec, out):
         temperature=temperature_of(spec, out),
         classes=tuple(map(str, range(10))),
     )
-    return Predictor((collect(out, facts, spec.data, None).model,), encoders=spec.data.towers)
+    return Predictor((collect(out, facts, spec.data, None, []),), encoders=spec.data.towers)
 
 
 def scores_of(spec, out, rows=TEST):

@@ -122,9 +122,10 @@ def test_models_of_very_many_clients_are_saved_where_they_are_asked_for(monkeypa
     data, clients = tiny()
     out = go_tiny("fedpcl", {}, data, clients)
     facts = facts_of(out, data)
-    whole = collect(out, facts, data, None)
-    assert len(whole.model.clients) == 4
-    assert whole.notes == ()
+    notes = []
+    whole = collect(out, facts, data, None, notes)
+    assert len(whole.clients) == 4
+    assert notes == []
     monkeypatch.setattr(collecting, "MOST_BYTES", 0)
     for word, saved in ((None, 0), ("all", 4), ("client-2", 1)):
-        assert len(collect(out, facts, data, None, word).model.clients) == saved
+        assert len(collect(out, facts, data, None, notes, word).clients) == saved

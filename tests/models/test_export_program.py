@@ -60,7 +60,7 @@ def trained(case, dtype=torch.float64):
     data, clients = tiny(views=4, dtype=dtype)
     out = go_tiny(*case, data, clients, dtype=dtype)
     data = fitted(METHODS[case[0]], data)
-    model = collect(out, replace(facts_of(out, data), recipes=({},)), data, None).model
+    model = collect(out, replace(facts_of(out, data), recipes=({},)), data, None, [])
     return Predictor((model,), next(iter(model.clients), None), encoders=data.towers), data
 
 

@@ -22,7 +22,7 @@ def trained(case, **kwargs):
     data, clients = tiny(views=4)
     out = go_tiny(*case, data, clients, **kwargs)
     data = fitted(METHODS[case[0]], data)
-    return collect(out, facts_of(out, data), data, None).model, data, clients
+    return collect(out, facts_of(out, data), data, None, []), data, clients
 
 
 def shard(data, client, name="newcomer"):
@@ -108,7 +108,7 @@ def test_a_new_client_learns_its_rows(case):
         settings = {**settings, "epochs": 8}
     out = go_tiny(name, settings, data, clients, rounds=8, participation=None)
     data = fitted(METHODS[name], data)
-    model = collect(out, facts_of(out, data), data, None).model
+    model = collect(out, facts_of(out, data), data, None, [])
     new = shard(data, clients[1])
     rows = clients[1].train
     trained = personalise(model, new, encoders=data.towers)

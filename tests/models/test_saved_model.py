@@ -50,7 +50,7 @@ def check_saved(case, data, clients, execution, path):
     """Train, save, load, and predict every row that was scored."""
     out = go_tiny(*case, data, clients, execution=execution)
     data = fitted(METHODS[case[0]], data)
-    collect(out, facts_of(out, data), data, None).model.save(path)
+    collect(out, facts_of(out, data), data, None, []).save(path)
     model = SavedModel.load(path)
 
     def predicted(name, rows):

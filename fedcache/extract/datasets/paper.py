@@ -108,14 +108,8 @@ class FoundLayout:
     layout: PaperLayout
     root: Path  # the folder in which the dataset was looked for
     base: Path  # the folder with the files of the layout: ``root``, or a folder of ``layout.at`` below it
-    follow_links: bool = False  # whether links that lead out of ``root`` are read
-
-    @property
-    def within(self) -> Path | None:
-        """The folder that the files must be in, after resolving links; None for anywhere."""
-        if self.follow_links:
-            return None
-        return self.root
+    # the folder that the files must be in, after resolving links; None for anywhere
+    within: Path | None
 
     def path(self, name: str) -> Path:
         """The path of a file of the layout: below ``base``, or, for a JSON file, below ``root``."""
@@ -151,7 +145,7 @@ def find(paper: Paper, root: Path) -> FoundLayout | None:
         for at in layout.at:
             base = root / at
             if base.is_dir() and all(_below(base, root, need).exists() for need in layout.needs):
-                return FoundLayout(paper, layout, root, base)
+                return FoundLayout(paper, layout, root, base, root)
     return None
 
 

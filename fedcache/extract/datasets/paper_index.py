@@ -6,7 +6,6 @@ images that are missing. Their rows stay and are quarantined, as in every other 
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -75,9 +74,7 @@ def _check_links(place: FoundLayout) -> None:
 
     Error messages quote lines of the index, so they could show any file.
     """
-    if place.within is None:
-        return
-    within = os.path.realpath(place.within)
+    within = tree.real_folder(place.within)
     for path in files_of(place):
         if path.is_file() and tree.leads_out(str(path), within):
             raise UsageError(
@@ -279,10 +276,6 @@ def _pairs(file: Path) -> Iterator[tuple[str, str]]:
         raise damaged(file, "it does not contain the pair (paths, class names)") from None
     for image, word in pairs:
         yield str(image).partition("/")[2], str(word)
-
-
-def _is_pair(content: Any) -> bool:
-    return isinstance(content, tuple | list) and len(content) == 2
 
 
 def _open(path: Path) -> IO[bytes]:
@@ -533,7 +526,7 @@ def read_images(path: Path, labels_key: str) -> tuple[NDArray[np.uint8], NDArray
         # A row is three planes of 32 x 32 pixels: red, green, blue.
         images = flat.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     else:
-        if not _is_pair(content):
+        if not isinstance(content, tuple | list) or len(content) != 2:
             raise damaged(path, "it does not contain the pair (images, labels)")
         images = _as_array(path, content[0])
         raw = content[1]

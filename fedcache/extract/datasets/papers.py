@@ -185,7 +185,7 @@ def _require(name: str, context: Context) -> FoundLayout:
     entry = paper.read(name)
     root, place = _look_for(name, context)
     if place is not None:
-        return replace(place, follow_links=context.follow_links)
+        return replace(place, within=context.within(place.root))
     looked_in = "no folder, because --data was not given"
     layout = entry.layouts[0]
     found = ""
