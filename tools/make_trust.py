@@ -537,8 +537,8 @@ PROMISES = (
         ("tests/models/test_personalise.py", "tests/commands/test_personalise_answers.py"),
         (
             "models/saved_model.py",
-            "rng=replace(ctx.rng, round=number)",
-            "rng=ctx.rng",
+            "rng = replace(ctx.rng, round=number_of_round)",
+            "rng = ctx.rng",
             "tests/models/test_personalise.py -k very_model",
         ),
     ),

@@ -101,9 +101,10 @@ def demo(
         path = extract_features(home, observer, stop)
         partitions = make_partitions(path, observer)
         for name in names:
-            runs = {}
-            for label, partition in partitions.items():
-                runs[label] = train_method(name, partition, path, home, rounds, observer, stop)
+            runs = {
+                label: train_method(name, partition, path, home, rounds, observer, stop)
+                for label, partition in partitions.items()
+            }
             rows.append(table_row(name, runs, score))
             made += runs.values()
         page = home.root / "demo.html"

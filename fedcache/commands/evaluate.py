@@ -163,9 +163,10 @@ def details(e: RunEvaluation) -> list[TextTable]:
     """
     made = []
     if len(e.measures.by_domain) > 1:
-        domains = []
-        for name, domain in list(e.measures.by_domain.items())[:SHOWN]:
-            domains.append((name, f"{domain.rows:,}", percent(domain.accuracy)))
+        domains = [
+            (name, f"{domain.rows:,}", percent(domain.accuracy))
+            for name, domain in list(e.measures.by_domain.items())[:SHOWN]
+        ]
         columns: tuple[str, ...] = ("domain", "rows", "accuracy %")
         made.append(TextTable("", columns, domains, columns[1:]))
     worst = sorted(e.measures.by_class, key=lambda c: c.recall or 0.0)[:SHOWN]

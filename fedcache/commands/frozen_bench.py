@@ -78,9 +78,10 @@ def describe_bench() -> CommandResult:
     for label, t in study.treatments.items():
         searched = [f"{key} {', '.join(values)}" for key, values in t.search.items()]
         rows.append((label, t.method, t.family, _pairs(t.set), "; ".join(searched)))
-    partition_rows = []
-    for label, made in study.partitions.items():
-        partition_rows.append((label, made.scheme, made.clients or "", _pairs(made.options)))
+    partition_rows = [
+        (label, made.scheme, made.clients or "", _pairs(made.options))
+        for label, made in study.partitions.items()
+    ]
     shown = [
         TextTable("Treatments", ("treatment", "method", "family", "set", "chosen among"), rows),
         TextTable("Partitions", ("partition", "scheme", "clients", "arguments"), partition_rows),

@@ -420,6 +420,7 @@ SILENCE = 1.5
 """Seconds without output after which the terminal shows that the command is still working."""
 
 
+@dataclass(eq=False)
 class WorkProgress:
     """Progress of a piece of work: the number of units that are done, and the figures of its rounds.
 
@@ -429,11 +430,12 @@ class WorkProgress:
         unit: ``images`` or ``rounds``.
     """
 
-    def __init__(self, what: str, total: int, unit: str) -> None:
-        self.what = what
-        self.total = total
-        self.unit = unit
-        self.done = 0
+    what: str
+    total: int
+    unit: str
+    done: int = 0
+
+    def __post_init__(self) -> None:
         self.begun = time.monotonic()
         self._window: deque[tuple[float, int]] = deque([(self.begun, 0)], maxlen=200)
         self._last: Round | None = None

@@ -220,10 +220,11 @@ def detail_lines(result: Mapping[str, Any], measured: Mapping[str, Any]) -> list
     paper = result["traffic"]["paper"]["per_client_round"]
     sent = f"{exact['up']:,.0f} scalars per client per round"
     lines.append(f"sends {sent} (paper counts {paper['up']:,.0f}), receives {exact['down']:,.0f}")
-    diagnostics = []
-    for key, value in result.get("diagnostics", {}).items():
-        if value is not None and key != VALIDATION_ACCURACY:
-            diagnostics.append(f"{key} {value:.4g}")
+    diagnostics = [
+        f"{key} {value:.4g}"
+        for key, value in result.get("diagnostics", {}).items()
+        if value is not None and key != VALIDATION_ACCURACY
+    ]
     if diagnostics:
         lines.append("diagnostics " + ", ".join(diagnostics))
     seconds = measured.get("seconds", {})
@@ -393,10 +394,11 @@ def _retrained(done: Grid) -> dict[str, str]:
 
 def weight_lines(counts: Mapping[str, int | None]) -> list[str]:
     """A note that the mean gives held-out values with few rows the same weight as others; [] without such values."""
-    few = []
-    for value, count in counts.items():
-        if count is not None and count < FEW_ROWS:
-            few.append(f"{value} with {count:,}")
+    few = [
+        f"{value} with {count:,}"
+        for value, count in counts.items()
+        if count is not None and count < FEW_ROWS
+    ]
     if not few:
         return []
     names = ", ".join(few)

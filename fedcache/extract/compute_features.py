@@ -288,10 +288,9 @@ def plan_batches(writers: Mapping[str, ArrayWriter], rows: int, batch: int) -> l
     tasks = []
     for index in range(math.ceil(rows / batch)):
         first_row = index * batch
-        keys = []
-        for key, writer in writers.items():
-            if first_row // writer.chunk_rows in missing[key]:
-                keys.append(key)
+        keys = [
+            key for key, writer in writers.items() if first_row // writer.chunk_rows in missing[key]
+        ]
         if keys:
             tasks.append((index, tuple(keys)))
     return tasks

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,15 +39,15 @@ def stat_key(path: Path) -> list[Any]:
     return [str(path.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ino]
 
 
+@dataclass(eq=False)
 class DigestMemory:
     """Remembered facts, each in a small sealed file under ``root``, so that concurrent writers do not lose facts.
 
     With ``rehash``, remembered facts are ignored; new facts are still stored.
     """
 
-    def __init__(self, root: Path, *, rehash: bool = False) -> None:
-        self.root = root
-        self.rehash = rehash
+    root: Path
+    rehash: bool = False
 
     def recall(self, key: Any) -> Any | None:
         """The fact remembered for ``key`` (any JSON value), or None. A damaged file counts as none."""

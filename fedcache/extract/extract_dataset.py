@@ -693,10 +693,11 @@ def remember_orders(
     for item in planned:
         name = item.backbone.name
         # Keep the options of this backbone, and those without a backbone's name, which apply to all.
-        recipe = {}
-        for key, value in config.recipe.items():
-            if key.rpartition(":")[0] in ("", name):
-                recipe[key] = value
+        recipe = {
+            key: value
+            for key, value in config.recipe.items()
+            if key.rpartition(":")[0] in ("", name)
+        }
         weights = {}
         if name in config.weights:
             weights[name] = config.weights[name]

@@ -70,13 +70,12 @@ def _is_triple(value: Any) -> bool:
     return isinstance(value, list | tuple) and len(value) == 3 and all(map(_is_number, value))
 
 
-def _is_word(value: Any) -> bool:
-    return isinstance(value, str)
-
-
 # Values that ``Recipe.from_dict`` accepts; files may come from untrusted people.
 _STORED: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("backbone", "weights", "pooling", "augment", "prompt"), _is_word),
+    **dict.fromkeys(
+        ("backbone", "weights", "pooling", "augment", "prompt"),
+        lambda value: isinstance(value, str),
+    ),
     "activation": lambda value: value in ACTIVATIONS,
     "decoder": lambda value: value in DECODERS.values(),
     "size": lambda value: _is_whole(value) and value <= _LARGEST,
@@ -295,10 +294,11 @@ class Recipe:
         >>> native.override({"size": "96", "norm": "clip"}).departures(native)
         {'size': '96', 'norm': 'clip'}
         """
-        found = {}
-        for name in (*_RANGES, *_CHOICES):
-            if name != "norm" and getattr(self, name) != getattr(native, name):
-                found[name] = str(getattr(self, name))
+        found = {
+            name: str(getattr(self, name))
+            for name in (*_RANGES, *_CHOICES)
+            if name != "norm" and getattr(self, name) != getattr(native, name)
+        }
         norm = (self.mean, self.std)
         if norm != (native.mean, native.std):
             names = {values: name for name, values in NORMS.items()}

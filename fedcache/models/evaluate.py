@@ -611,9 +611,10 @@ def class_measures(pairs: Counts, classes: Sequence[str]) -> tuple[ClassMeasures
     rows = np.bincount(label, count, C)
     predicted = np.bincount(prediction, count, C)
     right = np.bincount(label, count * (label == prediction), C)
-    measures = []
-    for c in np.flatnonzero(rows).tolist():
-        measures.append(ClassMeasures(classes[c], int(rows[c]), int(predicted[c]), int(right[c])))
+    measures = [
+        ClassMeasures(classes[c], int(rows[c]), int(predicted[c]), int(right[c]))
+        for c in np.flatnonzero(rows).tolist()
+    ]
     return tuple(measures)
 
 
@@ -824,9 +825,7 @@ def measure(
     sums = bin_sums(confidence[known], right)
     pairs = count_pairs(label, predicted[known], C)
     domain = rows.domain[known]
-    by_domain = {}
-    for d in np.unique(domain):
-        by_domain[rows.domains[d]] = right_rows(right[domain == d])
+    by_domain = {rows.domains[d]: right_rows(right[domain == d]) for d in np.unique(domain)}
     fitted = None
     if fit:
         sample = known[::step]

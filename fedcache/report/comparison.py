@@ -1004,9 +1004,10 @@ def values_of_seeds(
         for name in fixed:
             first = next(iter(of_run[name].values()))
             of_run[name] = dict.fromkeys(seeds_of_others, first)
-    rows: dict[str, NamedValues] = {}
-    for name, values in of_run.items():
-        rows[name] = (list(map(str, values)), np.array(list(values.values()), float))
+    rows: dict[str, NamedValues] = {
+        name: (list(map(str, values)), np.array(list(values.values()), float))
+        for name, values in of_run.items()
+    }
     return rows
 
 

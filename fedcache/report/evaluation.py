@@ -28,14 +28,7 @@ from fedcache.report.drawing import (
     short,
 )
 from fedcache.report.figure_runs import confusion_matrix
-from fedcache.report.render import (
-    Column,
-    HtmlCell,
-    Section,
-    gallery,
-    number_cell,
-    render_page,
-)
+from fedcache.report.render import Column, HtmlCell, Section, gallery, number_cell, render_page
 from fedcache.store.lock import need_folder, write_output
 
 ENDINGS = (".html", ".csv", ".json")

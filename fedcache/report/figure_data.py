@@ -85,9 +85,9 @@ def dots(ident: str, source: RunStore) -> Plot | None:
     counts = source.partition.counts(source.columns, MOST_LISTED)
     if not counts.size or not counts.max():
         return None
-    rows: Rows = []
-    for i, j in np.argwhere(counts).tolist():
-        rows.append([names[i], classes[j], int(counts[i, j])])
+    rows: Rows = [
+        [names[i], classes[j], int(counts[i, j])] for i, j in np.argwhere(counts).tolist()
+    ]
     shown = counts[:MOST_CLIENTS, :MOST_CLASSES]
     across, down = shown.shape
     description = "Training rows of each client and class; the area of a dot shows their number."
@@ -240,9 +240,10 @@ def plane(ident: str, source: RunStore, key: str, how: str) -> Plot | None:
     kinds += ["client's class mean"] * len(small)
     names = [columns.classes[c] for c in label]
     names += words
-    data: Rows = []
-    for kind, name_of_point, at in zip(kinds, names, flat.tolist(), strict=True):
-        data.append([kind, name_of_point, *at])
+    data: Rows = [
+        [kind, name_of_point, *at]
+        for kind, name_of_point, at in zip(kinds, names, flat.tolist(), strict=True)
+    ]
     title = f"Features of {name} in two dimensions"
     return Plot(ident, title, description, ("kind", "name", "x", "y"), data, fill, height=4.2)
 
@@ -398,9 +399,7 @@ def agreement(ident: str, source: RunStore) -> Plot | None:
         name_places(axes.set_yticks, names)
         fit(axes, len(clients), len(names))
 
-    data: Rows = []
-    for i, k, value, _ in cells:
-        data.append([names[k], clients[i].name, value])
+    data: Rows = [[names[k], clients[i].name, value] for i, k, value, _ in cells]
     title = "Fusion: contribution of each backbone"
     columns = ("backbone", "client", "CKA")
     height = 1.2 + 0.4 * len(names)

@@ -286,9 +286,10 @@ def matrix(
         axes.set_yticks(range(len(names)), shortened(names, 18))
         fit(axes, len(settings), len(names))
 
-    rows: Rows = []
-    for name, setting in itertools.product(names, settings):
-        rows.append([name, setting, best[name].get(setting)])
+    rows: Rows = [
+        [name, setting, best[name].get(setting)]
+        for name, setting in itertools.product(names, settings)
+    ]
     columns = ("run", "setting", "accuracy")
     height = 0.8 + 0.25 * len(names) + below
     return Plot(ident, "Methods in every setting", description, columns, rows, fill, height=height)
@@ -739,9 +740,7 @@ def confusion_matrix(
     With more than ``MOST_DRAWN`` classes the figure shows the most frequent mistakes; None if there is no mistake.
     """
     places = np.argwhere(table).tolist()
-    rows: Rows = []
-    for i, j in places:
-        rows.append([names[i], names[j], int(table[i, j])])
+    rows: Rows = [[names[i], names[j], int(table[i, j])] for i, j in places]
     total = table.sum(1)
     share = _percent_of_class(table)
     title = f"Confusion of {label}"

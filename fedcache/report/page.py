@@ -211,10 +211,11 @@ def recipes_of(source: RunStore | str) -> dict[str, str]:
         return {}
     recipes = {}
     for key in source.keys:
-        words = []
-        for name, value in source.store.arrays[key].recipe.items():
-            if not isinstance(value, dict | list):
-                words.append(f"{name} {value}")
+        words = [
+            f"{name} {value}"
+            for name, value in source.store.arrays[key].recipe.items()
+            if not isinstance(value, dict | list)
+        ]
         recipes[key] = ", ".join(words)
     return recipes
 

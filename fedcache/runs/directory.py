@@ -1188,10 +1188,9 @@ class TestRows:
 
     def to_dict(self) -> dict[str, str]:
         """Plain JSON values."""
-        plain = {}
-        for name, values in vars(self).items():
-            plain[name] = base64.b64encode(values.tobytes()).decode()
-        return plain
+        return {
+            name: base64.b64encode(values.tobytes()).decode() for name, values in vars(self).items()
+        }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, str]) -> TestRows:

@@ -1404,6 +1404,7 @@ def _round_of(state: Snapshot | None) -> int:
     return int(state.meta["round"])
 
 
+@dataclass(eq=False)
 class CheckpointPolicy:
     """Decides when the states of a seed are written, and where a requested stop ends its training.
 
@@ -1417,13 +1418,15 @@ class CheckpointPolicy:
         kept: number of the last round whose state is written.
     """
 
-    def __init__(self, stop: Stop, training: str, kept: int) -> None:
-        self.stop = stop
-        self.training = training
+    stop: Stop
+    training: str
+    kept: int
+
+    def __post_init__(self) -> None:
         self._last = time.monotonic()  # time of the last checkpoint
         self._writing = 0.0  # seconds to write the states of this round so far
         self._cost = 0.0  # seconds to write the states of the last checkpoint
-        self.begin(kept)
+        self.begin(self.kept)
 
     def begin(self, kept: int) -> None:
         """Start rounds after round ``kept``, whose state is written."""

@@ -30,12 +30,7 @@ from fedcache.federate.engine.evaluate import BLOCK
 from fedcache.federate.engine.method import Method
 from fedcache.federate.methods import NAMES
 from fedcache.federate.partition.partition import Partition
-from fedcache.models.client_prior import (
-    ClientPrior,
-    ClientPriors,
-    class_counts,
-    estimate_log_prior,
-)
+from fedcache.models.client_prior import ClientPrior, ClientPriors, class_counts, estimate_log_prior
 from fedcache.models.evaluate import (
     LabelledRows,
     Measures,

@@ -53,10 +53,11 @@ class Figures(Record):
         return len(self._values)
 
     def __repr__(self) -> str:
-        shown = []
-        for name, value in self._values.items():
-            if not isinstance(value, list | Mapping):
-                shown.append(f"{name}={value!r}")
+        shown = [
+            f"{name}={value!r}"
+            for name, value in self._values.items()
+            if not isinstance(value, list | Mapping)
+        ]
         listed = ", ".join(shown)
         return f"{self._what}({listed})"
 

@@ -213,11 +213,11 @@ def final_figures(path: Path, result: Record, seed: int) -> dict[str, float]:
     measured = measured_of(path, result) or {}
     seconds = measured.get("seconds") or {}
     values["seconds"] = seconds.get("train")
-    finite = {}
-    for name, value in values.items():
-        if isinstance(value, int | float) and math.isfinite(value):
-            finite[f"final/{name}"] = float(value)
-    return finite
+    return {
+        f"final/{name}": float(value)
+        for name, value in values.items()
+        if isinstance(value, int | float) and math.isfinite(value)
+    }
 
 
 # Delayed metrics of private runs for trackers.
@@ -295,15 +295,12 @@ class TensorBoard(SeedTracker):
 
     def begin(self, round_: Round) -> EventFile:
         """A new file of events; older files of the seed are deleted."""
+        from torch.utils.tensorboard import SummaryWriter
+
         place = self.folder / round_.path.name / f"seed-{round_.seed}"
         for old in place.glob("events.out.tfevents.*"):
             old.unlink()
-        return EventFile(self._writer(place), round_)
-
-    def _writer(self, place: Path) -> SummaryWriter:
-        from torch.utils.tensorboard import SummaryWriter
-
-        return SummaryWriter(str(place))
+        return EventFile(SummaryWriter(str(place)), round_)
 
 
 class EventFile:
@@ -373,7 +370,7 @@ class Trackio(SeedTracker):
                 runs = trackio.Api().runs(PROJECT)
                 for old in [run for run in runs if run.name == name.key]:
                     old.delete()
-            run = trackio.init(
+            trackio.init(
                 project=PROJECT,
                 name=name.key,
                 group=name.group or None,
@@ -382,15 +379,13 @@ class Trackio(SeedTracker):
                 auto_log_gpu=False,
                 auto_log_cpu=False,
             )
-        return TrackioRun(run)
+        return TrackioRun()
 
 
 class TrackioRun:
-    """The run of one seed."""
+    """The run of one seed, to which trackio writes until it is finished."""
 
-    def __init__(self, run: object) -> None:
-        self._run = run
-        self._last = 0
+    _last = 0
 
     def write(self, round_: Round) -> None:
         """Write the figures of a round, with its number as their step."""
@@ -592,19 +587,21 @@ class MLflow(SeedTracker):
         return str(self._client.create_experiment(name, artifact_location=place))
 
 
+@dataclass(eq=False)
 class MLflowRun:
-    """The run of one seed; ``logged`` are the rounds that were written before."""
+    """The run of one seed."""
 
-    def __init__(self, client: MlflowClient, run: str, logged: set[int]) -> None:
-        self._client = client
-        self._run = run
-        self._logged = logged
+    _client: MlflowClient
+    _run: str
+    _logged: set[int]  # the rounds that were written before
+
+    def __post_init__(self) -> None:
         self._gathered: list[Any] = []
         # the time of all figures of a private run, in milliseconds since 1970
         self._moment: int | None = None
         self._written = time.monotonic()  # time of the last call that wrote figures
         self._last = 0  # the last round
-        self._live = not logged  # whether MLflow shows the run as running
+        self._live = not self._logged  # whether MLflow shows the run as running
 
     def write(self, round_: Round) -> None:
         """Gather the figures of a round, and write gathered figures if there are many or some time has passed."""

@@ -5,12 +5,7 @@
 
 from __future__ import annotations
 
-from fedcache.extract.backbones.backbone import (
-    Backbone,
-    FrozenEncoder,
-    Weights,
-    library_caches,
-)
+from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights, library_caches
 from fedcache.extract.backbones.rows import BACKBONES
 from fedcache.extract.backbones.table import load, lookup, lookup_recorded
 from fedcache.extract.backbones.weights import (

@@ -93,11 +93,11 @@ def _tensors_in(loaded: Mapping[Any, Any], start: str = "") -> Iterator[tuple[st
 
 def after(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors whose names begin with ``prefix``, under their names without it."""
-    found = {}
-    for name, tensor in state.items():
-        if name.startswith(prefix):
-            found[name.removeprefix(prefix)] = tensor
-    return found
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in state.items()
+        if name.startswith(prefix)
+    }
 
 
 def kind_of(path: Path) -> str:
@@ -341,10 +341,9 @@ def load_strict(
     found = weights_in(state, module, backbone=backbone, path=path, ignore=ignore)
     if taken is not None:
         taken.append(found)
-    wanted = {}
-    for name, tensor in module.state_dict().items():
-        if not name.startswith(ignore):
-            wanted[name] = tensor
+    wanted = {
+        name: tensor for name, tensor in module.state_dict().items() if not name.startswith(ignore)
+    }
     below = after(found.prefix, state)
     # Other copies of the weights may have longer prefixes. Their tensors are not unexpected.
     copies = [
@@ -356,20 +355,20 @@ def load_strict(
     absent = sorted(wanted.keys() - given.keys())
     missing = [name for name in absent if not name.endswith("num_batches_tracked")]
     unexpected = sorted(given.keys() - wanted.keys())
-    shapes = []
-    for name, tensor in wanted.items():
-        if name in given and given[name].shape != tensor.shape:
-            shapes.append(
-                f"{name} has shape {tuple(given[name].shape)}, expected {tuple(tensor.shape)}"
-            )
-    faults = []
-    for what, names in (
-        ("missing", missing),
-        ("unexpected", unexpected),
-        ("of another shape", shapes),
-    ):
-        if names:
-            faults.append(f"{len(names)} {what}: {some_names(names, 4)}")
+    shapes = [
+        f"{name} has shape {tuple(given[name].shape)}, expected {tuple(tensor.shape)}"
+        for name, tensor in wanted.items()
+        if name in given and given[name].shape != tensor.shape
+    ]
+    faults = [
+        f"{len(names)} {what}: {some_names(names, 4)}"
+        for what, names in (
+            ("missing", missing),
+            ("unexpected", unexpected),
+            ("of another shape", shapes),
+        )
+        if names
+    ]
     if faults:
         under = ""
         if found.prefix:
@@ -398,10 +397,11 @@ def weights_in(
 
     Raises UsageError for several prefixes of equal rank.
     """
-    wanted = {}
-    for name, tensor in module.state_dict().items():
-        if not name.startswith(ignore) and not name.endswith("num_batches_tracked"):
-            wanted[name] = tensor.shape
+    wanted = {
+        name: tensor.shape
+        for name, tensor in module.state_dict().items()
+        if not name.startswith(ignore) and not name.endswith("num_batches_tracked")
+    }
     # For each prefix: how many names of the model follow it in the file, and how many of these have the right shape.
     named: Counter[str] = Counter({"": 0})
     fitting: Counter[str] = Counter()
@@ -461,10 +461,9 @@ def weights_named(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor] |
 
     For files whose names are not those of the module, so that ``weights_in`` cannot find the prefix.
     """
-    prefixes = []
-    for found in state:
-        if found == name or found.endswith(f".{name}"):
-            prefixes.append(found.removesuffix(name))
+    prefixes = [
+        found.removesuffix(name) for found in state if found == name or found.endswith(f".{name}")
+    ]
     if not prefixes:
         return None
     prefix = _main_one(prefixes)

@@ -16,12 +16,7 @@ from numpy.typing import NDArray
 from fedcache.errors import MachineError, UsageError, shell_word, unknown
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
 from fedcache.extract.backbones.own import Choice, unchanged_bytes
-from fedcache.extract.backbones.own_files import (
-    FileEncoder,
-    ImageInput,
-    derive_file,
-    load_file,
-)
+from fedcache.extract.backbones.own_files import FileEncoder, ImageInput, derive_file, load_file
 from fedcache.extract.recipe import Recipe
 from fedcache.optional import needed_library, reason
 from fedcache.plugins import ONNX

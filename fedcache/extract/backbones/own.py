@@ -175,10 +175,11 @@ def known_name(name: str, home: Path) -> str:
     if not name.startswith(HUGGING_FACE) or not path.is_dir():
         return name
     place = path.resolve()
-    remembered_names = []
-    for row in remembered_rows(home):
-        if row.place and Path(row.place).resolve() == place:
-            remembered_names.append(row.name)
+    remembered_names = [
+        row.name
+        for row in remembered_rows(home)
+        if row.place and Path(row.place).resolve() == place
+    ]
     if bare_name(name) in remembered_names:
         return name
     for remembered in remembered_names:

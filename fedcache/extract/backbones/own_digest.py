@@ -175,10 +175,11 @@ class ReachedObjects(ReachedCode):
         self._classes[
             kind
         ] = []  # until it is known, because methods of the class may refer to the class
-        functions = []
-        for key, value in vars(kind).items():
-            if isinstance(value, FunctionType) and not key.startswith("__"):
-                functions.append(value)
+        functions = [
+            value
+            for key, value in vars(kind).items()
+            if isinstance(value, FunctionType) and not key.startswith("__")
+        ]
         self._check_source(kind, functions)
         if self.is_installed(kind) or "<locals>" not in kind.__qualname__:
             return []

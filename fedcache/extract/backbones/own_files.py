@@ -75,6 +75,7 @@ class ImageInput:
         return height
 
 
+@dataclass(eq=False)
 class FileEncoder:
     """A ``FrozenEncoder`` over a file.
 
@@ -87,24 +88,18 @@ class FileEncoder:
         compute: the output for a block of images in the input's type and layout, by the library of the file.
     """
 
-    def __init__(
-        self,
-        name: str,
-        given: ImageInput,
-        outputs: Sequence[str],
-        output: str,
-        recipe: Recipe,
-        compute: Callable[[NDArray[Any]], NDArray[Any]],
-    ) -> None:
-        self.name = name
-        self.given = given
-        self.outputs = outputs
-        self.output = output
-        self.compute = compute
+    name: str
+    given: ImageInput
+    outputs: Sequence[str]
+    output: str
+    recipe: Recipe
+    compute: Callable[[NDArray[Any]], NDArray[Any]]
+
+    def __post_init__(self) -> None:
         self.rank = 2  # number of axes of the output, known after the first call
         # As in ModuleEncoder: (x / 255 - mean) / std as one multiplication and one addition, in float32.
-        mean = np.array(recipe.mean)
-        std = np.array(recipe.std)
+        mean = np.array(self.recipe.mean)
+        std = np.array(self.recipe.std)
         self._scale = (1 / (255 * std)).astype(np.float32)
         self._shift = (-mean / std).astype(np.float32)
 
@@ -114,9 +109,9 @@ class FileEncoder:
 
         images = self._prepared(x.cpu().numpy())
         step = self.given.shape[0] or len(images)
-        parts = []
-        for start in range(0, len(images), step):
-            parts.append(self._block(images[start : start + step], step))
+        parts = [
+            self._block(images[start : start + step], step) for start in range(0, len(images), step)
+        ]
         out = torch.from_numpy(np.concatenate(parts).astype(np.float32, copy=False))
         self.rank = out.ndim
         if out.ndim not in (2, 3, 4):

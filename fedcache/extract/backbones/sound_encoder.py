@@ -29,11 +29,7 @@ from fedcache.extract.backbones.backbone import (
     no_images,
     no_text,
 )
-from fedcache.extract.backbones.hugging_face import (
-    open_model,
-    refuse_missing,
-    shared_processor,
-)
+from fedcache.extract.backbones.hugging_face import open_model, refuse_missing, shared_processor
 from fedcache.extract.backbones.hugging_face_folder import (
     PREPROCESSING,
     folder_row,

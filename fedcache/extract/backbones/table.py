@@ -10,13 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedcache.errors import (
-    CorruptionError,
-    StoreError,
-    UsageError,
-    shell_word,
-    unknown,
-)
+from fedcache.errors import CorruptionError, StoreError, UsageError, shell_word, unknown
 from fedcache.extract.backbones import (
     cnn,
     glyph_clip,

@@ -403,9 +403,9 @@ class TextModel:
         layered = any(output.layer is not None for output in self.outputs)
         with torch.inference_mode(), deterministic():
             shape = (len(tokens), self.width)
-            found = {}
-            for output in self.outputs:
-                found[output] = torch.full(shape, torch.nan, device=self.device)
+            found = {
+                output: torch.full(shape, torch.nan, device=self.device) for output in self.outputs
+            }
             for places in groups_by_length(tokens.lengths, TOKENS_AT_ONCE[self.device.type]):
                 ids, lengths = self._padded(tokens, places)
                 mask = torch.arange(ids.shape[1], device=self.device) < lengths[:, None]
@@ -568,10 +568,11 @@ class TextEncoder:
 def pooling_of_folder(folder: Path, name: str) -> str:
     """The pooling of a folder; the mean if no file names one. Raises UsageError for an unknown pooling or step."""
     config = read_config(folder, POOLING_FILE)
-    chosen = []
-    for key, value in config.items():
-        if key.startswith("pooling_mode") and value is True:
-            chosen.append(POOLINGS_OF_FILES.get(key, key))
+    chosen = [
+        POOLINGS_OF_FILES.get(key, key)
+        for key, value in config.items()
+        if key.startswith("pooling_mode") and value is True
+    ]
     unknown_steps = [step for step in _steps(folder) if step not in MODULES]
     if unknown_steps or len(chosen) > 1 or not set(chosen) <= set(POOLINGS):
         found = ", ".join([*unknown_steps, *chosen])

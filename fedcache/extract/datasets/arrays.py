@@ -182,10 +182,11 @@ def _npz(path: Path, context: Context) -> dict[str, FileArray]:
     entries = archives.list_zip(path, capitals=True)
     archives.check_images(entries)
     _check_sums(path, entries, context)
-    found = {}
-    for i, name in enumerate(entries.names):
-        if name.endswith(".npy"):
-            found[name.removesuffix(".npy")] = _member(path.absolute(), entries, i)
+    found = {
+        name.removesuffix(".npy"): _member(path.absolute(), entries, i)
+        for i, name in enumerate(entries.names)
+        if name.endswith(".npy")
+    }
     # One pickled object, such as a dictionary of arrays, has the shape ().
     pickled = [name for name, array in found.items() if not array.shape and array.dtype.hasobject]
     has_rows = any(len(array.shape) > 1 for array in found.values())
@@ -441,9 +442,7 @@ def _part(
     images = arrays.pop(name)
     layout = reading.layout(images.shape, images.dtype, f"{path}, {name}")
     count = images.shape[0]
-    found = {}
-    for column, array in arrays.items():
-        found[column] = _column(array, count, f"{path}, {column}")
+    found = {column: _column(array, count, f"{path}, {column}") for column, array in arrays.items()}
     names = columns.row_names(count, split)
     part = TableRows(names, images.source(layout), found, split)
     return part, f"{reading.holds} {layout} from {name}"

@@ -114,10 +114,7 @@ def parse_rest(rest: str, kind: str) -> DatasetRequest:
     words = "|".join(map(re.escape, keys))
     marks = [*re.finditer(rf"\?(?=({words})=)", rest)]
     if marks:
-        behind_paths = []
-        for mark in marks:
-            if Path(rest[: mark.start()]).expanduser().exists():
-                behind_paths.append(mark)
+        behind_paths = [mark for mark in marks if Path(rest[: mark.start()]).expanduser().exists()]
         chosen = (behind_paths or marks)[0]
         place = rest[: chosen.start()]
         tail = rest[chosen.end() :]

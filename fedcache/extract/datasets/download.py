@@ -128,7 +128,7 @@ def fetch(
     for kind, published in (("md5", md5), ("sha256", sha256)):
         if not published:
             continue
-        found = _checksum(part, kind)
+        found = checksum(part, kind)
         if found != published:
             part.unlink()
             raise MachineError(
@@ -196,12 +196,8 @@ def _failed(url: str, why: str) -> FedcacheError:
     )
 
 
-def md5_of(path: Path) -> str:
-    """md5 of a file, as its owners publish it; it detects damage, not a malicious change."""
-    return _checksum(path, "md5")
-
-
-def _checksum(path: Path, kind: str) -> str:
+def checksum(path: Path, kind: str) -> str:
+    """md5 or sha256 of a file, as its owners publish it; an md5 detects damage, not a malicious change."""
     with path.open("rb") as file:
         return hashlib.file_digest(
             file, lambda: hashlib.new(kind, usedforsecurity=False)

@@ -407,10 +407,7 @@ def _from_tree(path: Path, found: tree.Tree, context: Context) -> _ImageRows:
     names = [spelled[i][cut:] for i in order]
     tables = _other_tables(path, found)
     top = spelled[0][:cut]
-    empty = []
-    for folder in map(tree.name_of, found.empty):
-        if folder.startswith(top):
-            empty.append(folder[cut:])
+    empty = [folder[cut:] for folder in map(tree.name_of, found.empty) if folder.startswith(top)]
     labels = infer(names, context.layout, where=str(path), tables=tables, empty=empty)
     how = f"read as {labels.layout}"
     if cut:

@@ -343,10 +343,9 @@ def _image_column(file: RecordFile, request: DatasetRequest) -> str:
     # () stands for no usual names: at this point, only the column that the user names is searched.
     chosen = find_column(path, dict.fromkeys(file.schema.names), named, (), "--images-key")
     if chosen is None:
-        marked = []
-        for name in with_bytes:
-            if file.features.get(name, {}).get("_type") == "Image":
-                marked.append(name)
+        marked = [
+            name for name in with_bytes if file.features.get(name, {}).get("_type") == "Image"
+        ]
         # If only one column is possible, it needs no usual name.
         possible = marked or with_bytes
         if len(possible) == 1:
@@ -460,17 +459,17 @@ def only_bytes(values: Any) -> Any:
     return values
 
 
+@dataclass(eq=False)
 class ParquetRows(Reopened):
     """The images of a parquet file."""
 
-    def __init__(
-        self, path: Path, stamp: tuple[int, int], column: str, groups: tuple[int, ...]
-    ) -> None:
-        self.path = path
-        self.stamp = stamp
-        self.column = column  # holds bytes, or {bytes, path}; the bytes are read
-        self.groups = groups  # rows of each row group
-        self._starts = np.cumsum([0, *groups])
+    path: Path
+    stamp: tuple[int, int]
+    column: str  # holds bytes, or {bytes, path}; the bytes are read
+    groups: tuple[int, ...]  # rows of each row group
+
+    def __post_init__(self) -> None:
+        self._starts = np.cumsum([0, *self.groups])
         self._lock = threading.Lock()
         self._file: Any = None
         # Iterator over the batches of row group ``_group`` that were not read yet.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -36,11 +37,11 @@ LOOKED_AT_TWICE = 8
 _EXPECTED = "a list of (image, label), a torch Dataset, or {'train': ..., 'test': ...} of them"
 
 
+@dataclass(eq=False, repr=False)
 class ItemSource:
     """The images of a sequence of items."""
 
-    def __init__(self, items: Any) -> None:
-        self.items = items
+    items: Any
 
     def read(self, row: int) -> bytes | NDArray[np.uint8]:
         """The image of an item; raises ``BadImage``, and UsageError for an item without an image."""
@@ -185,10 +186,11 @@ def _split_item(item: Any, row: int) -> tuple[Any, Any, Mapping[str, Any]]:
                 f"Item {row} has the keys {keys}.", "Expected the keys image and label"
             )
         # Fields that are no plain values, such as tensors, are of no use as columns.
-        others = {}
-        for name, value in item.items():
-            if name not in (image_key, label_key) and isinstance(value, str | int | float | bool):
-                others[name] = value
+        others = {
+            name: value
+            for name, value in item.items()
+            if name not in (image_key, label_key) and isinstance(value, str | int | float | bool)
+        }
         return item[image_key], item.get(label_key), others
     return item, None, {}
 

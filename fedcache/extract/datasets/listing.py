@@ -7,15 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.errors import MachineError, UsageError, shell_word
-from fedcache.extract.datasets import (
-    digits,
-    download,
-    hf,
-    kind_of,
-    paper,
-    papers,
-    torchvision,
-)
+from fedcache.extract.datasets import digits, download, hf, kind_of, paper, papers, torchvision
 from fedcache.extract.datasets.dataset import Context
 from fedcache.extract.datasets.kinds import FILES, KINDS
 from fedcache.extract.digests import DigestMemory

@@ -158,10 +158,9 @@ def _read_files(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
     ``ordered`` is set, a number in the name of each row keeps the rows in the order of their list.
     """
     class_folders = list(_class_folders(place))
-    missing = []
-    for *_, folder in class_folders:
-        if not folder.is_dir():
-            missing.append(str(folder.relative_to(place.base)))
+    missing = [
+        str(folder.relative_to(place.base)) for *_, folder in class_folders if not folder.is_dir()
+    ]
     if missing:
         names = some_names(missing, 3)
         dataset = shell_word(place.paper.name)

@@ -18,7 +18,7 @@ import numpy as np
 from fedcache.errors import FedcacheError, MachineError, UsageError, shell_word
 from fedcache.extract.datasets import dataset, paper, tree
 from fedcache.extract.datasets.dataset import Context, Dataset
-from fedcache.extract.datasets.download import md5_of
+from fedcache.extract.datasets.download import checksum
 from fedcache.extract.datasets.paper import FoundLayout, Paper
 from fedcache.extract.datasets.paper_index import PaperIndex, files_of, read_index
 from fedcache.extract.datasets.tree import FilesSource
@@ -239,7 +239,7 @@ def check(name: str, root: Path) -> dict[str, Any]:
     report["layout"] = place.layout.name
     for name_of_file, md5 in place.layout.md5.items():
         file = place.path(name_of_file)
-        if file.is_file() and md5_of(file) != md5:
+        if file.is_file() and checksum(file, "md5") != md5:
             wrong.append(f"{name_of_file} has an md5 that differs from the published {md5}")
     try:
         rows = read_index(place)

@@ -202,15 +202,17 @@ class Packed:
             return archive.open(self.member)
 
 
+@dataclass(eq=False)
 class PackedBlocks(Reopened):
     """Reader of blocks of rows from a compressed stream."""
 
-    def __init__(self, packed: Packed, start: int, count: int, shape: tuple[int, ...]) -> None:
-        self.packed = packed
-        self.start = start
-        self.count = count
-        self.shape = shape
-        self.rows = max(1, BLOCK // max(1, math.prod(shape)))
+    packed: Packed
+    start: int
+    count: int
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        self.rows = max(1, BLOCK // max(1, math.prod(self.shape)))
         self._file: Any = None
         self._next = 0  # number of the block that the open stream returns next
 

@@ -158,16 +158,18 @@ class _JoinedTexts:
     ends: NDArray[np.int64]  # [N + 1]: 0, and then the end of each text
 
 
+@dataclass(eq=False)
 class TextSource(Reopened):
     """The texts of a column as UTF-8 bytes, read when the first one is requested. Pickles do not contain the texts.
 
     ``stamp`` has the size and mtime_ns of the file when it was listed.
     """
 
-    def __init__(self, path: Path, stamp: tuple[int, int], column: str) -> None:
-        self.path = path
-        self.stamp = stamp
-        self.column = column
+    path: Path
+    stamp: tuple[int, int]
+    column: str
+
+    def __post_init__(self) -> None:
         self._texts: _JoinedTexts | None = None
         self._lock = threading.Lock()
 

@@ -554,13 +554,15 @@ def groups_in_order(store: Store, data: Dataset) -> dict[str, Group]:
     """The groups of a dataset in the order of a store's rows, which differs from the dataset's if the store grew."""
     if store.dataset["digest"] == data.digest:
         return dict(data.groups)
-    row_of = {}
-    for row, (name, uid) in enumerate(zip(data.names, data.uid, strict=True)):
-        row_of[name, uid.tobytes()] = row
+    row_of = {
+        (name, uid.tobytes()): row
+        for row, (name, uid) in enumerate(zip(data.names, data.uid, strict=True))
+    }
     samples = store.samples
-    rows = []
-    for name, uid in zip(samples.name, samples.uid, strict=True):
-        rows.append(row_of.get((name, uid.tobytes()), -1))
+    rows = [
+        row_of.get((name, uid.tobytes()), -1)
+        for name, uid in zip(samples.name, samples.uid, strict=True)
+    ]
     order = np.array(rows, np.int64)
     return {name: group.take(order) for name, group in data.groups.items()}
 

@@ -194,10 +194,11 @@ class IncrementalPlan:
                 continue
             info = self.parent.arrays[key]
             folder = self.parent.path / "features" / key
-            reasons = {}
-            for entry in self.parent.quarantined():
-                if entry["reason"] != VANISHED:
-                    reasons[entry["row"]] = entry["reason"]
+            reasons = {
+                entry["row"]: entry["reason"]
+                for entry in self.parent.quarantined()
+                if entry["reason"] != VANISHED
+            }
             reusable = [chunk for chunk in writer.missing() if chunk < self.whole[key]]
             for chunk in reusable:
                 file = chunk_path(folder, chunk, len(info.shape))

@@ -170,12 +170,10 @@ def ingest_file(
             # Raises an error if ``old`` is a store of images.
             made = Store.from_content(content, target, observer)
         elif holds_content(old, content):
-            changes = _changed_groups(old, content)
-            notes += changes
-            for line in changes:
-                observer.note(line)
-            if not changes:
-                observer.note(f"{name} exists already, with the same content. Nothing to do.")
+            change = _changed_groups(old, content)
+            if change:
+                notes.append(change)
+            observer.note(change or f"{name} exists already, with the same content. Nothing to do.")
             made = old
         elif holds_part_of(old, content):
             # An interrupted ingest left the store incomplete; the missing arrays are added.
@@ -225,8 +223,11 @@ def _place(home: Home, path: Path | None, slug: str, content: Content) -> tuple[
     return target, Store.open(found)
 
 
-def _changed_groups(store: Store, content: Content) -> list[str]:
-    """Put the groups of a file into a store whose other columns are the same. Returns a sentence on what changed."""
+def _changed_groups(store: Store, content: Content) -> str:
+    """Put the groups of a file into a store whose other columns are the same.
+
+    Returns a sentence on what changed; "" for nothing.
+    """
     before = store.groups
     changed = ", ".join(put_groups(store, content.groups))
     new = ", ".join(name for name in store.groups if name not in before)
@@ -236,9 +237,9 @@ def _changed_groups(store: Store, content: Content) -> list[str]:
     if changed:
         differences.append(f"other values of the groups {changed}")
     if not differences:
-        return []
+        return ""
     listed = " and ".join(differences)
-    return [f"{store.path.name} has the same features and labels. fedcache stored {listed} in it."]
+    return f"{store.path.name} has the same features and labels. fedcache stored {listed} in it."
 
 
 def _replaced(old: Path, content: Content, target: Path, observer: Observer) -> Store:
@@ -258,9 +259,10 @@ def _replaced(old: Path, content: Content, target: Path, observer: Observer) -> 
 def describe_ingested(store: Store, home: Home, name: str) -> tuple[list[str], str]:
     """Sentences on the content of an ingested store, and the next command."""
     samples = store.samples
-    counts = {}
-    for code, word in enumerate(("train", "test", "validation")):
-        counts[word] = int(((samples.split == code) & (samples.ok == 1)).sum())
+    counts = {
+        word: int(((samples.split == code) & (samples.ok == 1)).sum())
+        for code, word in enumerate(("train", "test", "validation"))
+    }
     parts = ", ".join(f"{number:,} {word}" for word, number in counts.items() if number)
     rows = counted(store.rows, "row")
     classes = counted(len(samples.classes), "class")

@@ -194,9 +194,10 @@ class ChunkWorker:
                 yield batch, self.runner.compute(batch, keys)
             return
         with ThreadPoolExecutor(self.spec.decoders, thread_name_prefix="decoder") as pool:
-            decoded = []
-            for batch, keys in task.batches:
-                decoded.append(pool.submit(decode_batch, *self.runner.decoding(batch, keys)))
+            decoded = [
+                pool.submit(decode_batch, *self.runner.decoding(batch, keys))
+                for batch, keys in task.batches
+            ]
             for (batch, keys), future in zip(task.batches, decoded, strict=True):
                 rows = self.runner.rows_of(batch)
                 yield batch, self.runner.forward(rows, keys, *future.result())

@@ -86,26 +86,21 @@ class BatchUnderWay:
         return [index for index, row in enumerate(self.rows) if row in self.bad]
 
 
+@dataclass(eq=False)
 class DeviceLine:
     """The three threads of one device: load, run and fetch.
 
     All devices take batches from one queue ``decoded``. The decoders of ``pool`` wrote them into ``slots``.
     """
 
-    def __init__(
-        self,
-        runner: BatchRunner,
-        device: DeviceStages,
-        decoded: SimpleQueue[BatchUnderWay | None],
-        pool: WorkerProcesses,
-        slots: Slots,
-    ) -> None:
-        self.runner = runner
-        self.device = device
-        self.decoded = decoded
-        self.pool = pool
-        self.slots = slots
-        self.closed = False  # true after ``close``: batches pass without any work
+    runner: BatchRunner
+    device: DeviceStages
+    decoded: SimpleQueue[BatchUnderWay | None]
+    pool: WorkerProcesses
+    slots: Slots
+    closed: bool = False  # true after ``close``: batches pass without any work
+
+    def __post_init__(self) -> None:
         self.room = threading.Semaphore(HELD)
         to_run = SimpleQueue[BatchUnderWay | None]()
         to_fetch = SimpleQueue[BatchUnderWay | None]()
@@ -222,9 +217,10 @@ class GpuFeeder(BatchWorkers):
         self.depth = depth_of(workers, batch_bytes)
         # Without numbers of GPUs, there is one runner, on torch's current GPU.
         settings_of_devices = [replace(settings, gpus=(gpu,)) for gpu in settings.gpus]
-        runners = []
-        for of_device in settings_of_devices or [settings]:
-            runners.append(BatchRunner(jobs, data.source, data.uid, len(data.names), of_device))
+        runners = [
+            BatchRunner(jobs, data.source, data.uid, len(data.names), of_device)
+            for of_device in settings_of_devices or [settings]
+        ]
         self.runner = runners[0]
         self.slots = Slots(self.depth, batch_bytes)
         self.pool = WorkerProcesses(workers, init_decoder, self.slots.address, stop)

@@ -19,12 +19,7 @@ from fedcache.errors import CorruptionError
 from fedcache.extract.batches import ComputedBatch, ComputeSettings, FeatureJob, sizes_differ
 from fedcache.extract.datasets import Dataset
 from fedcache.extract.recipe import IMAGES
-from fedcache.extract.workers.batch_workers import (
-    BatchWorkers,
-    CpuWorkers,
-    InProcess,
-    worker_count,
-)
+from fedcache.extract.workers.batch_workers import BatchWorkers, CpuWorkers, InProcess, worker_count
 from fedcache.extract.workers.cuda import CudaStages
 from fedcache.extract.workers.gpu import GpuFeeder
 from fedcache.process import Stop
@@ -78,6 +73,7 @@ class PendingChunk:
     bad: dict[int, str] = field(default_factory=dict)  # reason per bad row
 
 
+@dataclass(eq=False)
 class ChunkCollector:
     """Places computed batches into chunks, and hands full chunks to a writing thread. Several chunks fill at once.
 
@@ -85,15 +81,14 @@ class ChunkCollector:
     meanwhile. ``depth`` is the largest number of batches that are computed at once.
     """
 
-    def __init__(
-        self, writers: Mapping[str, ChunkWriter], rows: int, batch: int, depth: int = 1
-    ) -> None:
-        self.writers = writers
-        self.rows = rows
-        self.batch = batch
-        self.depth = depth
+    writers: Mapping[str, ChunkWriter]
+    rows: int
+    batch: int
+    depth: int = 1
+
+    def __post_init__(self) -> None:
         self.pending: dict[tuple[str, int], PendingChunk] = {}  # by key and number of the chunk
-        self.unsaved = dict.fromkeys(writers, 0)  # per key, batches that are not written yet
+        self.unsaved = dict.fromkeys(self.writers, 0)  # per key, batches that are not written yet
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="store-writer")
         self.saving: dict[Future[Any], tuple[str, int]] = {}  # write of a chunk -> key, batches
         self.written: list[Any] = []  # what the writers returned

@@ -33,12 +33,12 @@ class Placed:
     shape: tuple[int, ...]
 
 
+@dataclass(eq=False)
 class OpenSlots:
     """The slots as one process has them mapped."""
 
-    def __init__(self, memory: mmap.mmap, slot_bytes: int) -> None:
-        self.memory = memory
-        self.slot_bytes = slot_bytes
+    memory: mmap.mmap
+    slot_bytes: int
 
     def put(self, slot: int, inputs: Mapping[Any, Any]) -> Inputs:
         """Copy uint8 arrays into a slot; returns the inputs, with ``Placed`` instead of each array that fits."""
