@@ -163,7 +163,7 @@ def datasets_pull(
         raise MachineError("FEDCACHE_OFFLINE is set.", "unset FEDCACHE_OFFLINE")
     folder = pull(spec, data=home.data, say=observer.note, mirror=mirror)
     lines = [str(folder)]
-    missing: list[str] = []
+    missing = []
     if spec.startswith("paper:"):
         report = check(spec.removeprefix("paper:"), folder)
         missing = report["missing"]

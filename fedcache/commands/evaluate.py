@@ -125,7 +125,7 @@ def evaluation_answer(evaluations: list[RunEvaluation], out: Path | None) -> Com
     if out is not None:
         written = str(out)
         lines.append(written)
-    data: dict[str, Any] = {"runs": [e.to_dict() for e in evaluations], "out": written}
+    data = {"runs": [e.to_dict() for e in evaluations], "out": written}
     return CommandResult(data, lines, renderables=tables)
 
 

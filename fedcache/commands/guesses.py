@@ -75,7 +75,7 @@ def answer(error: Any, arguments: Sequence[str]) -> UsageError:
 
 def unknown_option(option: str, message: str, context: Any, arguments: Sequence[str]) -> UsageError:
     """The error message for an option that a command does not have."""
-    known: list[str] = []
+    known = []
     for parameter in context.command.params:
         known += parameter.opts
     path = context.command_path

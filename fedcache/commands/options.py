@@ -71,27 +71,27 @@ def _completer(names: Callable[[Home], Iterable[str]], *, several: bool = False)
 
 
 def _backbones(_home: Home) -> list[str]:
-    table: Any = import_module("fedcache.extract.backbones.table")
+    table = import_module("fedcache.extract.backbones.table")
     return [*table.BACKBONES, *plugins("backbones")]
 
 
 def _datasets(home: Home) -> list[str]:
-    listing: Any = import_module("fedcache.extract.datasets.listing")
-    catalog: Any = import_module("fedcache.store.catalog")
+    listing = import_module("fedcache.extract.datasets.listing")
+    catalog = import_module("fedcache.store.catalog")
     names = [entry["name"] for entry in listing.known(data=home.data)]
     return [*names, *catalog.ingested_stores(home)]
 
 
 def _partitions(home: Home) -> list[str]:
-    catalog: Any = import_module("fedcache.store.catalog")
-    names: set[str] = set()
+    catalog = import_module("fedcache.store.catalog")
+    names = set()
     for store in catalog.finished_stores(home):
         names.update(store.partitions)
     return sorted(names)
 
 
 def _runs(home: Home) -> list[str]:
-    runs: Any = import_module("fedcache.report.find_runs")
+    runs = import_module("fedcache.report.find_runs")
     names: list[str] = runs.names_in(home.runs)
     return names
 
@@ -566,7 +566,7 @@ def flags_of(kind: type, given: Record) -> Facts:
     Raises:
         UsageError for an empty list, and for a value without ``=`` where a ``key=value`` pair is expected.
     """
-    flags: Facts = {}
+    flags = {}
     for item in fields(kind):
         value = given.get(item.name)
         # None, and a flag that is off, were not given: the file or the default decides.

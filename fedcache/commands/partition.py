@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -201,7 +201,7 @@ def table_of_clients(rows: Sequence[ClientRow], clients: int, *, validated: bool
         # More classes would make the cell too wide.
         if len(r.counts) <= 20:
             counts = " ".join(map(str, r.counts))
-        cell: list[Any] = [r.client, r.train, r.test, r.classes, counts]
+        cell = [r.client, r.train, r.test, r.classes, counts]
         if validated:
             cell.insert(2, r.validation)
         cells.append(cell)

@@ -247,7 +247,7 @@ def inspect(
         covered, listed = rows_of_part(opened)
     bad = [entry for entry in listed if entry["reason"] != VANISHED]
     vanished = len(listed) - len(bad)
-    arrays: list[Facts] = []
+    arrays = []
     for key, info in infos.items():
         arrays.append(
             {

@@ -111,7 +111,7 @@ def find_images(
 def find_texts(paths: Sequence[Path]) -> NamedImages:
     """The texts of tables, in the order given, with the names of their rows. Raises the errors of ``texts:FILE``."""
     names = []
-    parts: list[tuple[Source, int]] = []
+    parts = []
     for path in paths:
         row_names, source = texts.open_texts(path)
         if len(paths) > 1:

@@ -254,7 +254,7 @@ def estimate(
         fresh=options.fresh or part is not None,
         observer=observer,
     )
-    whole: Mapping[str, int] = {}
+    whole = {}
     # Images that exist now. In the order of an earlier store, the data also has rows of images that have vanished.
     present = np.ones(len(data), np.uint8)
     if earlier is not None:

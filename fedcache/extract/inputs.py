@@ -77,8 +77,8 @@ def read_items(source: Any, rows: Sequence[int], kind: str) -> tuple[Items, dict
     A bad text is empty, a bad sound file is None and a bad row is zeros; their features are dropped later. If a batch
     has no good row, the rows are [B, 0].
     """
-    found: list[Any] = []
-    bad: dict[int, str] = {}
+    found = []
+    bad = {}
     for row in rows:
         try:
             item = source.read(row)
@@ -111,7 +111,7 @@ def encode_items(
     count = len(items)
     if len(blank) == count:
         return np.full((count, 1, width), np.nan, np.float32), 0
-    padded: Items | Prepared = items
+    padded = items
     if isinstance(items, list):
         padded = items + items[-1:] * (batch - count)
     elif isinstance(items, np.ndarray):

@@ -120,8 +120,7 @@ class ScaledHead:
 
     def logits(self, x: Floats) -> Floats:
         """Rows [n, D] -> [n, C]."""
-        scores: Floats = x @ self.W.T + self.b
-        return scores
+        return x @ self.W.T + self.b
 
 
 def entropy(logits: Floats) -> Floats:
@@ -206,7 +205,7 @@ class Cache:
         """alpha exp(-beta (1 - x . key)) of each place for a row [D], [C, size]; 0 for a free place."""
         # One product of a matrix and a vector is many times faster than one for each class.
         cosine = self.keys.reshape(-1, len(x)) @ x
-        weights: Floats = alpha * np.exp(-beta * (1.0 - cosine.reshape(self.entropy.shape)))
+        weights = alpha * np.exp(-beta * (1.0 - cosine.reshape(self.entropy.shape)))
         weights[np.isinf(self.entropy)] = 0.0
         return weights
 

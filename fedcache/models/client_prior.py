@@ -119,8 +119,7 @@ def class_counts(train: Sequence[np.ndarray], label: Counts, classes: int) -> Co
     known = labels >= 0
     # Each pair of client and class has a number of its own, so one ``bincount`` counts all pairs.
     cells = lists.owner[known].astype(np.int64) * classes + labels[known]
-    counts: Counts = np.bincount(cells, minlength=len(lists) * classes).reshape(-1, classes)
-    return counts
+    return np.bincount(cells, minlength=len(lists) * classes).reshape(-1, classes)
 
 
 def fit_concentration(counts: Counts, shares: Floats) -> float:
@@ -190,8 +189,7 @@ def estimate_log_prior(probabilities: Floats, shares: Floats) -> Floats:
         if np.abs(estimate - last).max() <= EM_CLOSE:
             break
     with np.errstate(divide="ignore"):
-        log_prior: Floats = np.log(estimate / trained)
-    return log_prior
+        return np.log(estimate / trained)
 
 
 @dataclass(frozen=True)

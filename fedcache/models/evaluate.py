@@ -858,8 +858,7 @@ def log_probabilities(scores: Floats, temperature: float) -> Floats:
     mean = each[0]
     if len(each) > 1:
         mean = each.logsumexp(0) - np.log(len(each))
-    logs: Floats = mean.numpy()
-    return logs
+    return mean.numpy()
 
 
 def fit_temperature(scores: Floats, label: Counts) -> Temperature | None:
@@ -903,7 +902,7 @@ def measure_clients(
     """
     accuracy = {}
     means = []
-    total: Measures | None = None
+    total = None
     for name, predictor in models:
         one = measure(predictor, rows, fit=False)
         accuracy[name] = float("nan")

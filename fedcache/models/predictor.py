@@ -353,8 +353,7 @@ class Predictor:
     def mean_probability(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
         """Scores [E, N, C] -> probabilities [N, C]."""
         each = torch.from_numpy(scores / self.softmax_temperature).softmax(-1)
-        mean: NDArray[np.float64] = each.mean(0).numpy()
-        return mean
+        return each.mean(0).numpy()
 
     def ranking(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
         """Scores [E, N, C] -> numbers [N, C] that rank the classes, also if probabilities are rounded to 0.
@@ -364,8 +363,7 @@ class Predictor:
         if len(scores) == 1:
             return np.asarray(scores[0])
         each = torch.from_numpy(scores / self.softmax_temperature).log_softmax(-1)
-        log_sum: NDArray[np.float64] = each.logsumexp(0).numpy()
-        return log_sum
+        return each.logsumexp(0).numpy()
 
     def predicted(self, scores: NDArray[np.float64]) -> NDArray[np.int64]:
         """Scores [E, N, C] -> int64 [N]: the class of the highest score or, in an ensemble, probability; -1 for NaN."""

@@ -477,7 +477,7 @@ def check_finite(tensors: Mapping[str, Tensor]) -> None:
 def _check_stacks(facts: Any, tensors: Mapping[str, Tensor], *, stacked: bool) -> None:
     """Refuse stacks of clients' tensors that do not have one row for each saved client."""
     rows = {}  # group -> number of its clients
-    listed: list[int] = []
+    listed = []
     stacks = []  # group, name and tensor of each stack
     for name, t in tensors.items():
         if not name.startswith(PREFIX):

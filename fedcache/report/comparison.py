@@ -1470,7 +1470,7 @@ def rows_of_run(
         return None
     if metric not in ("accuracy", "client_mean", "pooled"):
         return None
-    made: list[Rows] = []
+    made = []
     for seed, found in (run.test_rows or {}).items():
         if seeds is not None and seed not in seeds:
             continue

@@ -206,7 +206,7 @@ def set_apart(entry: StoredRun) -> list[dict[str, str]]:
     method = entry.method
     preset = entry.result["preset"]
     # (name, value, default) of every setting.
-    settings: list[tuple[str, Any, Any]] = [("preset", preset, usual_preset(method))]
+    settings = [("preset", preset, usual_preset(method))]
     try:
         usual = usual_settings(method, preset)
         usual_options = usual_run(method)

@@ -240,7 +240,7 @@ def plane(ident: str, source: RunStore, key: str, how: str) -> Plot | None:
     kinds += ["client's class mean"] * len(small)
     names = [columns.classes[c] for c in label]
     names += words
-    data: Rows = [
+    data = [
         [kind, name_of_point, *at]
         for kind, name_of_point, at in zip(kinds, names, flat.tolist(), strict=True)
     ]
@@ -257,7 +257,7 @@ def _prototypes(source: RunStore, key: str) -> tuple[NDArray[np.float32], list[s
     table = source.partition.table
     names_of_clients = []
     means_of_clients: list[Floats] = []
-    chunks: set[int] = set()
+    chunks = set()
     for client in table[:MOST_PROTOTYPES]:
         chunks |= set((client.train // source.store.arrays[key].chunk_rows).tolist())
         # The rows of a client may be in all chunks of a large store: then fewer clients are drawn.
@@ -335,7 +335,7 @@ def _principal(x: NDArray[Any]) -> Floats:
     largest = axes[np.arange(len(axes)), np.abs(axes).argmax(1)]
     turned = left * size * np.sign(largest)
     # With D = 1 there is one axis only, and the second column stays 0.
-    flat: Floats = np.zeros((len(x), 2))
+    flat = np.zeros((len(x), 2))
     flat[:, : len(axes)] = turned[:, :2]
     return flat
 
@@ -399,7 +399,7 @@ def agreement(ident: str, source: RunStore) -> Plot | None:
         name_places(axes.set_yticks, names)
         fit(axes, len(clients), len(names))
 
-    data: Rows = [[names[k], clients[i].name, value] for i, k, value, _ in cells]
+    data = [[names[k], clients[i].name, value] for i, k, value, _ in cells]
     title = "Fusion: contribution of each backbone"
     columns = ("backbone", "client", "CKA")
     height = 1.2 + 0.4 * len(names)

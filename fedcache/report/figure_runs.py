@@ -79,7 +79,7 @@ def _sweep(ident: str, name: str, entries: Sequence[StoredRun], score: str) -> P
     # Of these two, the setting with more values is the horizontal axis; if they have equally many, it is the second.
     placed = sorted(drawn, key=lambda i: len(values[i]))[::-1]
     best: Cells = {}
-    rows: Rows = []
+    rows = []
     for run, at, value in zip(found.runs, found.values, found.scores.tolist(), strict=True):
         rows.append([*at, value])
         place = tuple(at[i] for i in placed)
@@ -286,7 +286,7 @@ def matrix(
         axes.set_yticks(range(len(names)), shortened(names, 18))
         fit(axes, len(settings), len(names))
 
-    rows: Rows = [
+    rows = [
         [name, setting, best[name].get(setting)]
         for name, setting in itertools.product(names, settings)
     ]
@@ -353,9 +353,7 @@ def _points(entries: Sequence[StoredRun], score: str) -> SweptPoints:
             runs.append(entry)
             scores.append(value)
     names = [name for name in differing(runs) if name != "method"]
-    values = []
-    for run in runs:
-        values.append(tuple(run.facts.get(name, "-") for name in names))
+    values = [tuple(run.facts.get(name, "-") for name in names) for run in runs]
     return SweptPoints(
         method=entries[0].method,
         what=what,
@@ -619,7 +617,7 @@ def spread(ident: str, runs: Named) -> Plot | None:
     if many:
         row_of = "clients"
         strip = "the line reaches from the lowest to the highest client, the box from the 25 % to the 75 % quantile"
-    rows: Rows = []
+    rows = []
     for label, e, columns in known:
         accuracies: list[float | None]
         if many:
@@ -797,7 +795,7 @@ def own_numbers(ident: str, runs: Named) -> list[Plot]:
         for record in entry.rounds:
             for name, value in record.get("diagnostics", {}).items():
                 if value is not None:
-                    row: list[Cell] = [label, record["seed"], record["round"], value]
+                    row = [label, record["seed"], record["round"], value]
                     found.setdefault(name, []).append(row)
     # A curve needs two rounds of one run.
     curves = {}
@@ -1372,7 +1370,7 @@ def ranks(ident: str, c: Comparison | None) -> Plot | None:
     """The critical-difference diagram; None where the blocks are too few to tell any two treatments apart."""
     if c is None or c.ranking is None or not enough_blocks(c) or len(c.treatments) > MOST_BARS:
         return None
-    rows: Rows = [[t.name, t.rank] for t in c.treatments]
+    rows = [[t.name, t.rank] for t in c.treatments]
     blocks = c.ranking.blocks
     description = (
         f"Mean ranks over {blocks} {c.over}, best left; a bar joins methods without a significant "

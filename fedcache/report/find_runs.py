@@ -1133,7 +1133,7 @@ class HeldOutGroup:
     def accuracies(self, score: str | None = None) -> dict[str, dict[str, float | None]]:
         """The accuracy of each row on each value; None for a value that it lacks."""
         used = score or self.score
-        found: dict[str, dict[str, float | None]] = {}
+        found = {}
         for name, row in self.rows().items():
             found[name] = dict.fromkeys(self.values)
             for value, run in row.items():

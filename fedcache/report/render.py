@@ -18,7 +18,7 @@ from PIL import Image
 
 import fedcache
 from fedcache.extract.planning.find_images import ImagePlaces, read_images
-from fedcache.parsing import Facts, sheet_cell, visible
+from fedcache.parsing import sheet_cell, visible
 from fedcache.progress import percent
 from fedcache.report.drawing import Plot
 from fedcache.report.verdict import Verdict
@@ -288,7 +288,7 @@ def thumbnail_uri(image: Image.Image) -> str:
     # Only the pixels are kept, without profile and camera metadata.
     small = Image.fromarray(np.array(image.convert("RGB")))
     kind = "jpeg"
-    options: Facts = {"quality": 85}
+    options = {"quality": 85}
     if max(small.size) <= SIDE:
         kind = "png"
         options = {"optimize": True}

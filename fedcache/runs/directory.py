@@ -713,7 +713,7 @@ def check_config(path: Path | None) -> None:
         found = read_sealed(folder / WRITTEN, {"kind": FILES})
     except CorruptionError:  # the digests in the result are used instead
         found = None
-    digests: Mapping[str, str] = {}
+    digests = {}
     if found is not None:
         digests = found.content
     elif finished:
@@ -786,7 +786,7 @@ def check_models(folder: Path, result: Record) -> None:
         listed = read_sealed(index, header_of_models(str(result["digest"])))
     except CorruptionError as error:
         raise DamagedRunError(index) from error
-    files: Record = {}
+    files = {}
     if listed is not None:
         files = listed.content["files"]
     for name, written in files.items():

@@ -564,7 +564,7 @@ def _warning(
     data = result["dataset"]
     evaluated = None
     own = None  # the store on which the run was trained
-    shard: Record = {}
+    shard = {}
     if isinstance(rows.source, Store):
         evaluated = rows.source
         shard = evaluated.dataset.get("shard", {})
@@ -673,5 +673,4 @@ def _same_features(
 
 def _keys(uid: NDArray[np.uint8]) -> NDArray[np.void]:
     """Digests [n, 16] as [n] values that can be compared."""
-    keys: NDArray[np.void] = np.ascontiguousarray(uid).view("V16").ravel()
-    return keys
+    return np.ascontiguousarray(uid).view("V16").ravel()

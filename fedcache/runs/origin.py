@@ -18,7 +18,7 @@ def store_behind(run: Path, result: Record) -> Store | None:
     named = train_table(run).get("store")
     stores = run.parent.parent / "stores"
     # Stores with the digest in their name come first, because opening every store of a large home takes time.
-    candidates: list[Path | str] = [
+    candidates = [
         *sorted(stores.glob(f"*-{digest[:8]}.zarr")),
         *sorted(stores.glob("*.zarr")),
     ]

@@ -552,7 +552,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     """
     example = "For example --seeds 0,1,2 or --seeds 0-4"
     # A dict keeps the order and drops repeats.
-    seeds: dict[int, None] = {}
+    seeds = {}
     for part in text.split(","):
         match = re.fullmatch(r"\s*([0-9]{1,99})(?:-([0-9]{1,99}))?\s*", part)
         if match is None:

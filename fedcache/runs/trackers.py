@@ -163,7 +163,7 @@ def metrics_of(round_: Round) -> dict[str, float]:
 
 def parameters_of(round_: Round) -> dict[str, bool | int | float | str]:
     """Everything that determines the run of a round: its configuration and settings, digests, and versions."""
-    file: Record = {}
+    file = {}
     with suppress(OSError, ValueError, KeyError):
         file = parse_toml((round_.path / "config.toml").read_text(encoding="utf-8"))["train"]
     # ``PLACES`` may differ between equal runs; the round itself has the settings and its seed.

@@ -403,7 +403,7 @@ def weights_in(
         if not name.startswith(ignore) and not name.endswith("num_batches_tracked")
     }
     # For each prefix: how many names of the model follow it in the file, and how many of these have the right shape.
-    named: Counter[str] = Counter({"": 0})
+    named = Counter({"": 0})
     fitting: Counter[str] = Counter()
     for name, tensor in state.items():
         for prefix in _prefixes(name):

@@ -23,7 +23,7 @@ def build() -> nn.Module:
 
     from torch import nn
 
-    layers: list[tuple[str, nn.Module]] = [
+    layers = [
         ("conv1", nn.Conv2d(3, 10, 5)),
         ("bn1", nn.BatchNorm2d(10)),
         ("pool1", nn.MaxPool2d(2)),

@@ -129,7 +129,7 @@ def read_preprocessing(folder: Path, name: str) -> Recipe:
     Raises MachineError for a folder without a file of preprocessing, UsageError for preprocessing that a recipe cannot
     describe.
     """
-    config: Any = None
+    config = None
     for file in PREPROCESSING:
         found = read_config(folder, file)
         if found:

@@ -139,7 +139,7 @@ class ReachedObjects(ReachedCode):
             reduced = value.__reduce_ex__(4)
             if isinstance(reduced, str):
                 # One object of a module, known by its name, such as a cached function.
-                content: Any = [reduced, self.describe(getattr(value, "__wrapped__", None))]
+                content = [reduced, self.describe(getattr(value, "__wrapped__", None))]
             else:
                 # The function that rebuilds the object, then its arguments, its state and its items.
                 make, *state = reduced

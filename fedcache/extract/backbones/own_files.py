@@ -126,7 +126,7 @@ class FileEncoder:
 
     def _prepared(self, images: NDArray[np.uint8]) -> NDArray[Any]:
         """uint8 [B, H, W, 3] in the type and layout of the input."""
-        converted: NDArray[Any] = images
+        converted = images
         if self.given.dtype == np.int8:
             # The zero point of a signed quantised input is 128 lower.
             converted = (images.astype(np.int16) - 128).astype(np.int8)

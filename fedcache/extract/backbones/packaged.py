@@ -71,9 +71,7 @@ def network(backbone: Backbone, weights: Weights, *, classes: int = 0) -> nn.Mod
     import timm
 
     path = weights.file(backbone.name)
-    model: nn.Module = timm.create_model(
-        backbone.architecture, pretrained=False, num_classes=classes
-    )
+    model = timm.create_model(backbone.architecture, pretrained=False, num_classes=classes)
     state = read_state(path, key=weights.key)
     port = weights_named(state, "_conv_stem.weight")
     if port is not None:

@@ -211,8 +211,7 @@ class Hearing:
         with lock:
             extracted = extractor(wave, sampling_rate=self.rate, return_tensors="np")
         batch = extracted[extractor.model_input_names[0]]
-        found: NDArray[np.float32] = np.asarray(batch[0], np.float32)
-        return found
+        return np.asarray(batch[0], np.float32)
 
 
 @cache
@@ -279,7 +278,7 @@ class SoundEncoder:
         """See ``ItemEncoder.items``; NaN for a bad sound."""
         import torch
 
-        by_shape: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        by_shape = defaultdict(list)
         for place, extracted in enumerate(items.inputs):
             if extracted.size:
                 by_shape[extracted.shape].append(place)

@@ -542,8 +542,7 @@ class TextEncoder:
         if not texts:
             return np.zeros((0, self.width), np.float32)
         features, _ = self.items(texts)
-        rows: NDArray[np.float32] = features.cpu().numpy()
-        return rows
+        return features.cpu().numpy()
 
     def items(self, items: Items | Tokens) -> tuple[Tensor, NDArray[np.bool_]]:
         """See ``ItemEncoder.items``; texts are tokenised first."""

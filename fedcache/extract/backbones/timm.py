@@ -61,7 +61,7 @@ def from_augreg(
     """
     import torch
 
-    missing: list[str] = []
+    missing = []
 
     def take(name: str) -> Tensor:
         if name not in state:

@@ -114,7 +114,7 @@ def parts_of(spec: str) -> dict[str, str] | None:
     """``{name: spec}`` of ``NAME=SPEC,NAME=SPEC``, or None for a single spec."""
     if not _NAMED.match(spec):
         return None
-    parts: dict[str, str] = {}
+    parts = {}
     for piece in re.split(rf",(?={_NAMED.pattern})", spec):
         name, _, member = piece.partition("=")
         if name in parts:

@@ -222,9 +222,9 @@ def joined_parts(
         else:
             codes.append(part.split)
             has_splits = True
-    columns = {}
-    for name in names:
-        columns[name] = joined_columns([part.columns.get(name) for part in parts], lengths)
+    columns = {
+        name: joined_columns([part.columns.get(name) for part in parts], lengths) for name in names
+    }
     splits = None
     if has_splits:
         splits = np.repeat(np.array(codes, np.uint8), lengths)
@@ -457,10 +457,8 @@ def row_names(count: int, split: int | None) -> list[str]:
 
 def columns_of_records(records: Sequence[Mapping[str, Any]]) -> dict[str, Column]:
     """The fields of N records as columns [N]; a record may lack a field that others have."""
-    columns = {}
-    for name in dict.fromkeys(name for record in records for name in record):
-        columns[name] = objects_of([record.get(name) for record in records])
-    return columns
+    names = dict.fromkeys(itertools.chain.from_iterable(records))
+    return {name: objects_of([record.get(name) for record in records]) for name in names}
 
 
 def numbered_parts(parts: Sequence[TableRows]) -> list[TableRows]:

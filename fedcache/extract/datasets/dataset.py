@@ -390,7 +390,7 @@ def join(spec: str, members: Mapping[str, Dataset]) -> Dataset:
     split = np.concatenate([part.split for part in parts])[order]
     which = np.repeat(np.arange(len(parts), dtype=np.uint8), lengths)
     row = np.concatenate([np.arange(length) for length in lengths])
-    template: str | None = None
+    template = None
     templates = {part.template for part in parts}
     if len(templates) == 1:
         (template,) = templates

@@ -43,7 +43,7 @@ from fedcache.tables.table_files import (
     usable_features,
 )
 from fedcache.tables.table_readers import read_others
-from fedcache.tables.words import Column, Unread, explain_damage
+from fedcache.tables.words import Unread, explain_damage
 
 SUFFIXES = (".parquet", ".arrow")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -243,7 +243,7 @@ def _files(path: Path, context: Context, *, by_name: bool) -> tuple[list[RecordF
             f"{path} holds {len(configurations)} configurations: {named}.",
             f"Choose one: --dataset hf:{example}",
         )
-    splits: dict[str, int | None] = dict.fromkeys(names)
+    splits = dict.fromkeys(names)
     if by_name:
         splits = {name: split_in(name) for name in names}
     # If the names of some files give a split, the files without a split are left out.
@@ -298,7 +298,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _open(path: Path, split: int | None, root: Path) -> RecordFile:
     """The description of a file of the dataset at ``root``; no image is decoded."""
-    groups: tuple[int, ...] = ()
+    groups = ()
     with explain_damage(path):
         if path.suffix == ".arrow":
             table = open_arrow(path)
@@ -379,7 +379,7 @@ def _is_extension(field: Any) -> bool:
 
 def _rows(file: RecordFile, image: str, class_names: dict[str, list[str]]) -> TableRows:
     """The rows of a file. All columns are read now, except the images."""
-    found: dict[str, Column] = {}
+    found = {}
     names = []
     for field in file.schema:
         if field.name == image:

@@ -37,7 +37,6 @@ from fedcache.extract.datasets.row_sources import (
 )
 from fedcache.extract.digests import stat_key
 from fedcache.tables.splits import SPLIT_NAMES, SPLIT_WORDS
-from fedcache.tables.words import Column
 
 _IMAGES = re.compile(
     r"(?P<stem>.*?)(?P<split>train|t10k|test)?-?images[-.]idx\d-ubyte(?P<gz>\.gz)?", re.IGNORECASE
@@ -176,7 +175,7 @@ def _part(images: Path, *, alone: bool, context: Context) -> tuple[TableRows, st
             raise _damaged(images, f"it has {size:,} bytes, expected {expected:,}")
         source = FixedRows(images.absolute(), stamp, start, layout)
     labels_file = _labels_beside(images, context)
-    found: dict[str, Column] = {}
+    found = {}
     if labels_file is not None:
         label = _numbers(labels_file)
         if len(label) != count:

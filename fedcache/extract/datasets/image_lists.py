@@ -248,7 +248,7 @@ def _cells(where: str, raw: bytes) -> dict[str, list[str]]:
 
 def _records(where: str, raw: bytes) -> dict[str, list[Any]]:
     """Columns of values by name, from one JSON object on each line. Raises UsageError for any other line."""
-    records: list[Mapping[str, Any]] = []
+    records = []
     # Bytes are split only at line breaks; a text would also be split at U+2028, which a JSON string may contain.
     for number, line in enumerate(raw.splitlines(), start=1):
         try:
@@ -357,9 +357,10 @@ def listed_images(
             )
     ignored["not listed"] += len(names) - len(listed_rows)
     # Each column has the values of all tables, one table after another.
-    columns = {}
-    for name in dict.fromkeys(name for part in parts for name in part):
-        columns[name] = joined_columns([part.get(name) for part in parts], lengths)
+    columns = {
+        name: joined_columns([part.get(name) for part in parts], lengths)
+        for name in dict.fromkeys(name for part in parts for name in part)
+    }
     listed = [names[row] for row in listed_rows]
     splits = splits_of_folders(listed)
     # If there is no column of labels, folders below the splits may be the classes.

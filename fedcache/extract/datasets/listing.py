@@ -73,7 +73,7 @@ def known(
 ) -> list[dict[str, Any]]:
     """The datasets that can be named, as ``{"name", "about", "needs", "ready"}``; a ready one can be opened now."""
     context = _context(roots, data)
-    rows: list[dict[str, Any]] = []
+    rows = []
 
     def add(name: str, about: str, needs: str, ready: bool) -> None:
         rows.append({"name": name, "about": about, "needs": needs, "ready": ready})

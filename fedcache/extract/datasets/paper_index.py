@@ -445,7 +445,7 @@ def _read_arrays(place: FoundLayout) -> PaperIndex:
             prefix = f"{place.paper.domains[domain]}/{prefix}"
         files.setdefault((prefix, split, domain), []).append((path, labels))
     names = []
-    label: list[int] = []
+    label = []
     domain_of = []
     split_of = []
     images = []

@@ -219,7 +219,7 @@ def check(name: str, root: Path) -> dict[str, Any]:
         )
     missing: list[str] = []
     wrong: list[str] = []
-    report: dict[str, Any] = {
+    report = {
         "name": name,
         "path": str(root),
         "layout": "",

@@ -195,7 +195,7 @@ def _without_content(folders: Sequence[str], files: Sequence[str]) -> list[str]:
     """The folders that hold none of the files and none of the other folders."""
     if not folders:
         return []
-    filled: set[str] = set()
+    filled = set()
     for name in (*files, *folders):
         above = name.rstrip("/").rpartition("/")[0]
         while above and above not in filled:

@@ -272,7 +272,7 @@ def _fields(reader: archives.ArchiveSource, parts: Mapping[str, int], path: Path
         ) from None
     if not isinstance(content, dict):
         content = {"json": content}
-    found: dict[str, Any] = {}
+    found = {}
     for name, value in content.items():
         if isinstance(value, dict) or (isinstance(value, list) and len(value) > 1):
             value = type(value)()  # {} or []

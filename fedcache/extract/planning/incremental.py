@@ -281,10 +281,10 @@ def plan_incremental(
         return _plan_reuse(made, parent, jobs, chunk_rows)
     if fresh or path.exists():
         return None
-    best: IncrementalPlan | None = None
+    best = None
     best_rank = (0, 0.0)  # number of rows that are kept, and time of the store
     # A store that has a requested array, but no chunk that can be reused.
-    unusable: Store | None = None
+    unusable = None
     for parent in earlier_stores(path, data.slug, home, keys):
         with suppress(FedcacheError):
             if parent.content == data.digest:

@@ -12,7 +12,7 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -536,7 +536,7 @@ def check_place(out: Path, kind: str, force: bool) -> None:
 
 def write(out: Path, kind: str, parts: Parts) -> Facts:
     """Write one format. Returns facts about the file as plain JSON values; raises as the writers below."""
-    writers: Mapping[str, Callable[[Path, Parts], Facts]] = {
+    writers = {
         "folder": write_folder,
         "onnx": write_onnx,
         "torch": write_torch,
@@ -600,7 +600,7 @@ def write_onnx(out: Path, parts: Parts) -> Facts:
     method = parts.facts["method"]
     try:
         with quiet_export():
-            graph: Any = torch.onnx.export(
+            graph = torch.onnx.export(
                 program.exported,
                 dynamo=True,
                 opset_version=OPSET,
@@ -644,7 +644,7 @@ def _facts_of_program(parts: Parts, difference: AnswerGap) -> Facts:
 
 def onnx_difference(raw: bytes, program: ModelProgram) -> tuple[AnswerGap, AnswerGap]:
     """The largest differences between onnxruntime and torch over drawn rows, and the accepted differences."""
-    onnxruntime: Any = importlib.import_module("onnxruntime")
+    onnxruntime = importlib.import_module("onnxruntime")
     session = onnxruntime.InferenceSession(raw, providers=["CPUExecutionProvider"])
     rows = {i.name: i.example(BATCH) for i in program.inputs}
     arrays = {name: x.numpy() for name, x in rows.items()}
