@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import runpy
 import sys
 from contextlib import nullcontext, redirect_stderr, redirect_stdout
@@ -22,6 +21,7 @@ from made_path import place_of
 from pictures import folder, picture
 from PIL import Image
 from safetensors import safe_open
+from trap import Trap
 
 import fedcache as fc
 from fedcache.config import Home
@@ -171,16 +171,6 @@ def test_what_makes_no_sense_is_refused(home, tmp_path, monkeypatch, words):
     assert not list(tmp_path.iterdir())
 
 
-class Opened:
-    """Makes a folder when a pickle of it is opened."""
-
-    def __init__(self, place):
-        self.place = str(place)
-
-    def __reduce__(self):
-        return os.mkdir, (self.place,)
-
-
 @pytest.mark.slow
 def test_embeddings_of_no_known_backbone_are_exported_as_a_head(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDCACHE_HOME", f"{tmp_path}/home")
@@ -199,7 +189,7 @@ def test_embeddings_of_no_known_backbone_are_exported_as_a_head(tmp_path, monkey
     assert np.abs(found - [row["probability"] for row in rows]).max() <= 1e-4
     # What is no array, and one of another width, are named; the others are classified all the same.
     np.save(tmp_path / "narrow.npy", x[:, 1:])
-    np.save(tmp_path / "pickle.npy", np.array([Opened(tmp_path / "opened")], object))
+    np.save(tmp_path / "pickle.npy", np.array([Trap(tmp_path / "opened")], object))
     lost = [f"{tmp_path}/{name}" for name in ("missing.npy", "narrow.npy", "pickle.npy")]
     assert said_by_script(tmp_path / "m", [tmp_path / "x.npy"], monkeypatch, lost) == lines
     assert not (tmp_path / "opened").exists()

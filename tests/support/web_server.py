@@ -1,5 +1,7 @@
 """A web server over a folder, as far as object stores and web hosts differ: ranges, and requests that fail."""
 
+import mimetypes
+import ssl
 import threading
 import time
 from contextlib import contextmanager, suppress
@@ -20,12 +22,16 @@ class WebServer:
     )
     stalled: int = 0  # that many requests get no answer for three seconds
     status: int = 0  # of every answer, where it is not 0
+    stop_after: int | None = None  # bytes of a body, after which it hangs up
+    tells_length: bool = True
+    leads_to: str = ""  # the address to which it sends whoever asks for /moved
     asked: list[str] = field(default_factory=list)
+    wanted: str | None = None  # the range of the last request
 
 
 @contextmanager
-def web_server(folder):
-    """A server of a folder, on the loopback interface."""
+def web_server(folder, context: ssl.SSLContext | None = None):
+    """A server of a folder, on the loopback interface; with TLS where a context is given."""
     made = WebServer(folder)
 
     class Handler(BaseHTTPRequestHandler):
@@ -41,6 +47,8 @@ def web_server(folder):
 
         def answer(self, *, body):
             made.asked.append(self.path)
+            wanted = self.headers.get("Range")  # another thread may answer another request
+            made.wanted = wanted
             number = len(made.asked)
             if number <= made.stalled:
                 time.sleep(3)
@@ -51,14 +59,16 @@ def web_server(folder):
                 status = 503
             if not status and not file.is_file():
                 status = 404
+            if self.path == "/moved":
+                status = 302
             if status:
                 self.send_response(status)
+                self.send_header("Location", made.leads_to)  # which counts with 302 alone
                 self.send_header("Content-Length", "0")
                 self.end_headers()
                 return
             raw = file.read_bytes()
-            wanted = self.headers.get("Range") if made.ranges else None
-            if wanted:
+            if wanted and made.ranges:
                 size = len(raw)
                 first, _, last = wanted.removeprefix("bytes=").partition("-")
                 start = int(first) if first else size - int(last)
@@ -70,16 +80,21 @@ def web_server(folder):
                 self.send_header("Content-Range", f"bytes {start}-{start + len(raw) - 1}/{size}")
             else:
                 self.send_response(200)
-            self.send_header("Content-Length", str(len(raw)))
+            self.send_header("Content-Type", str(mimetypes.guess_type(file)[0]))
+            if made.tells_length:
+                self.send_header("Content-Length", str(len(raw)))
             self.end_headers()
+            sent = len(raw) // 2 if fails else made.stop_after
             if body:
                 # A client that asked for a range of what comes whole hangs up.
                 with suppress(ConnectionError):
-                    self.wfile.write(raw[: len(raw) // 2] if fails else raw)
-            if fails:
+                    self.wfile.write(raw[:sent])
+            if sent is not None or not made.tells_length:
                 self.close_connection = True
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    if context is not None:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()

@@ -4,7 +4,6 @@ import argparse
 import collections
 import io
 import json
-import os
 import pickle
 import shlex
 import struct
@@ -21,22 +20,13 @@ from hypothesis import strategies as st
 from refusal import machine_error, refused
 from safetensors.torch import save_file
 from torch import nn
+from trap import Trap
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.backbones import checkpoints
 from fedcache.extract.backbones.checkpoints import Taken, load_strict, read_state
 
 STATE = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.tensor([1.0, 2.0])}
-
-
-class Payload:
-    """Pickles to a call that creates a file when it is opened."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.path),)
 
 
 def same(state):
@@ -97,7 +87,7 @@ def test_numpy_scalars_of_numpy_1_are_read(tmp_path):
 @pytest.mark.parametrize("legacy", [False, True])
 def test_a_payload_is_never_run(tmp_path, legacy):
     mark = tmp_path / "ran"
-    payload = Payload(mark)
+    payload = Trap(mark)
     path = tmp_path / "model_best.pth.tar"
     for content in (payload, {"state_dict": STATE, "args": payload}, {"w": payload}):
         torch.save(content, path, _use_new_zipfile_serialization=not legacy)
@@ -109,9 +99,9 @@ def test_a_bare_pickle_a_joblib_file_and_object_arrays_are_never_run(tmp_path):
     import joblib
 
     mark = tmp_path / "ran"
-    (tmp_path / "a.pkl").write_bytes(pickle.dumps(Payload(mark)))
-    joblib.dump({"w": Payload(mark)}, tmp_path / "b.pt")
-    np.savez(tmp_path / "c.npz", w=np.array([Payload(mark)], dtype=object))
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps(Trap(mark)))
+    joblib.dump({"w": Trap(mark)}, tmp_path / "b.pt")
+    np.savez(tmp_path / "c.npz", w=np.array([Trap(mark)], dtype=object))
     for name in ("a.pkl", "b.pt", "c.npz"):
         unread(tmp_path / name)
     assert not mark.exists()

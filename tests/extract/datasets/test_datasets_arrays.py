@@ -1,7 +1,6 @@
 """Images in arrays: the shape says how they lie, names say what a column is, and nothing is read that need not be."""
 
 import zipfile
-from pathlib import Path
 
 import h5py
 import numpy as np
@@ -14,6 +13,7 @@ from no_dataset import damaged_dataset, no_dataset
 from opened import open_dataset, peek
 from refusal import bad_image, corruption, machine_error, refused
 from sent import sent
+from trap import Trap
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.datasets import archives, row_sources
@@ -145,13 +145,10 @@ def test_a_file_without_images_says_what_it_holds(tmp_path):
 
 def test_pickled_labels_are_refused_and_nothing_in_them_runs(tmp_path):
     ran = tmp_path / "ran"
-
-    class Evil:
-        def __reduce__(self):
-            return Path.touch, (ran,)
-
-    trap = np.array([Evil()] * 20, dtype=object)
-    refused(lambda: opened(write(tmp_path / "a.npz", images=RGB, labels=trap)), "it names pathlib")
+    trap = np.array([Trap(ran)] * 20, dtype=object)
+    refused(
+        lambda: opened(write(tmp_path / "a.npz", images=RGB, labels=trap)), "it names posix.mkdir"
+    )
     assert not opened(write(tmp_path / "b.npz", images=RGB, labels=LABELS, notes=trap)).groups
     assert not ran.exists()
 

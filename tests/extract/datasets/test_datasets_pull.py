@@ -1,16 +1,12 @@
 """Downloads of the papers' datasets, from a server on this machine: resumed, checked, unpacked, or refused."""
 
 import hashlib
-import http.server
-import io
 import os
 import shlex
 import shutil
 import ssl
 import subprocess
 import tarfile
-import threading
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,78 +18,24 @@ from make_images import write_tar, write_zip
 from opened import open_dataset
 from paper_trees import write
 from refusal import corruption, machine_error, refused
+from web_server import web_server
 
 from fedcache.extract.datasets import download, paper, torchvision
 
 
-class Server(http.server.SimpleHTTPRequestHandler):
-    """Serves a folder; understands ranges when told to, and can hang up early."""
-
-    ranges = True
-    stop_after: int | None = None
-    leads_to = ""
-    tells_length = True
-    asked: list[tuple[str, str | None]]
-
-    def do_GET(self):
-        wanted = self.headers.get("Range")
-        self.asked.append((self.path, wanted))
-        if self.path == "/moved":
-            self.send_response(302)
-            self.send_header("Location", self.leads_to)
-            self.end_headers()
-            return None
-        path = Path(self.translate_path(self.path))
-        if not path.is_file():
-            return self.send_error(404)
-        raw = path.read_bytes()
-        start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and self.ranges else 0
-        if start and start >= len(raw):
-            return self.send_error(416)
-        self.send_response(206 if wanted and self.ranges else 200)
-        self.send_header(
-            "Content-Type", "text/html" if path.suffix == ".html" else "application/octet-stream"
-        )
-        if self.tells_length:
-            self.send_header("Content-Length", str(len(raw) - start))
-        self.end_headers()
-        self.wfile.write(raw[start : None if self.stop_after is None else start + self.stop_after])
-        return None
-
-    def log_message(self, *words):
-        pass
-
-
-@contextmanager
-def serving(folder, context=None):
-    """(port, handler) of a server of its own; with TLS where a context is given."""
-    handler = type("Handler", (Server,), {"asked": []})
-    running = http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), partial(handler, directory=str(folder))
-    )
-    if context is not None:
-        running.socket = context.wrap_socket(running.socket, server_side=True)
-    thread = threading.Thread(target=running.serve_forever, daemon=True)
-    thread.start()
-    yield running.server_port, handler
-    running.shutdown()
-    running.server_close()
-    thread.join()
-
-
 @pytest.fixture
 def server(tmp_path):
-    """(address, folder, handler) of a server, which has a.bin."""
+    """A server of a folder, which has a.bin."""
     folder = tmp_path / "served"
     folder.mkdir()
     (folder / "a.bin").write_bytes(b"the file")
-    with serving(folder) as (port, handler):
-        yield f"http://127.0.0.1:{port}", folder, handler
+    with web_server(folder) as found:
+        yield found
 
 
 @pytest.fixture
 def encrypted(tmp_path, monkeypatch):
-    """(address, handler) of a server with TLS, whose certificate this test alone believes."""
+    """A server with TLS, whose certificate this test alone believes."""
     if shutil.which("openssl") is None:
         pytest.skip("this system has no openssl to make a certificate")
     key = tmp_path / "key.pem"
@@ -104,8 +46,8 @@ def encrypted(tmp_path, monkeypatch):
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
-    with serving(tmp_path, context) as (port, handler):
-        yield f"https://127.0.0.1:{port}", handler
+    with web_server(tmp_path, context) as found:
+        yield found
 
 
 def md5(path):
@@ -141,29 +83,27 @@ def published(monkeypatch):
 
 
 def test_a_pulled_dataset_can_be_extracted(server, published, tmp_path, own_home):
-    address, folder, handler = server
-    archive = archived(tmp_path / "made", "cifar10", folder / "cifar-10-python.tar.gz")
+    archive = archived(tmp_path / "made", "cifar10", server.folder / "cifar-10-python.tar.gz")
     published("cifar10", **{archive.name: md5(archive)})
-    done = fedcache(f"datasets pull cifar10 --from {address}")
+    done = fedcache(f"datasets pull cifar10 --from {server.address}")
     assert done.code == 0
     place = own_home / "data/cifar10"
     assert str(place) in done.out
     assert "fedcache extract --dataset paper:cifar10" in done.out
-    assert f"{address}/cifar-10-python.tar.gz" in done.err
+    assert f"{server.address}/cifar-10-python.tar.gz" in done.err
     assert sorted(p.name for p in place.iterdir()) == ["cifar-10-batches-py"]
     here = open_dataset("paper:cifar10", data=own_home / "data")
     assert here.digest == open_dataset("paper:cifar10", roots={"cifar10": tmp_path / "made"}).digest
-    before = len(handler.asked)
-    assert data_of(f"datasets pull paper:cifar10 --from {address}")["missing"] == []
-    assert len(handler.asked) == before  # nothing is fetched twice
+    before = len(server.asked)
+    assert data_of(f"datasets pull paper:cifar10 --from {server.address}")["missing"] == []
+    assert len(server.asked) == before  # nothing is fetched twice
 
 
 def test_what_has_to_be_got_by_hand_is_said_after_a_pull(server, published, tmp_path, own_home):
-    address, folder, _ = server
     listed = "split_zhou_EuroSAT.json"
-    archive = archived(tmp_path / "made", "eurosat", folder / "EuroSAT.zip", listed)
+    archive = archived(tmp_path / "made", "eurosat", server.folder / "EuroSAT.zip", listed)
     published("eurosat", **{"EuroSAT.zip": md5(archive)})
-    done = data_of(f"datasets pull eurosat --from {address}")
+    done = data_of(f"datasets pull eurosat --from {server.address}")
     assert [listed in text for text in done["missing"]] == [True]
     assert (own_home / "data/eurosat/2750/River").is_dir()
 
@@ -172,7 +112,6 @@ def test_what_a_dataset_is_recognised_by_comes_last(
     server, published, tmp_path, own_home, monkeypatch
 ):
     """A stop between two entries leaves nothing that looks whole; an archive inside the archive is unpacked too."""
-    address, folder, _ = server
     entries = {
         "101_ObjectCategories/ant/image_0001.jpg": b"x",
         "a-first.txt": b"a",
@@ -183,14 +122,14 @@ def test_what_a_dataset_is_recognised_by_comes_last(
         "caltech-101/101_ObjectCategories.tar.gz": inner.read_bytes(),
         "caltech-101/Annotations.tar": b"y",
     }
-    archive = write_zip(folder / "caltech-101.zip", held)
+    archive = write_zip(server.folder / "caltech-101.zip", held)
     published("caltech101", **{"caltech-101.zip": md5(archive)})
     order = []
     rename = Path.rename
     monkeypatch.setattr(
         Path, "rename", lambda self, to: (order.append(Path(to).name), rename(self, to))[1]
     )
-    ok(f"datasets pull caltech101 --from {address}")
+    ok(f"datasets pull caltech101 --from {server.address}")
     expected = ["a-first.txt", "z-last.txt", "101_ObjectCategories"]
     assert [name for name in order if name in expected] == expected
     place = own_home / "data/caltech101"
@@ -198,14 +137,13 @@ def test_what_a_dataset_is_recognised_by_comes_last(
 
 
 def test_offline_nothing_is_asked_and_by_hand_means_the_steps(server, monkeypatch):
-    address, _, handler = server
     monkeypatch.setenv("FEDCACHE_OFFLINE", "1")
-    assert fedcache(f"datasets pull cifar10 --from {address}").code == 6
-    assert handler.asked == []
+    assert fedcache(f"datasets pull cifar10 --from {server.address}").code == 6
+    assert server.asked == []
     monkeypatch.delenv("FEDCACHE_OFFLINE")
     for name in (n for n in paper.NAMES if not paper.read(n).pulls):
         must_fail_machine(paper.read(name).steps[0], f"datasets pull {name}")
-    must_fail("", f"datasets pull torchvision:MNIST --from {address}")
+    must_fail("", f"datasets pull torchvision:MNIST --from {server.address}")
     # An empty address is none, as of a variable that is not set.
     calls = []
     monkeypatch.setattr(torchvision, "pull", lambda *given: calls.append(given))
@@ -214,38 +152,38 @@ def test_offline_nothing_is_asked_and_by_hand_means_the_steps(server, monkeypatc
 
 
 def test_another_file_than_the_published_one_is_removed(server, own_home):
-    address, folder, _ = server
-    (folder / "cifar-10-python.tar.gz").write_bytes(b"not the batches")
+    (server.folder / "cifar-10-python.tar.gz").write_bytes(b"not the batches")
     said = "the published md5 is c58f30108f718f92721af3b95e74349a"
-    must_fail_machine(said, f"datasets pull cifar10 --from {address}")
+    must_fail_machine(said, f"datasets pull cifar10 --from {server.address}")
     assert [p for p in (own_home / "data/cifar10").rglob("*") if p.is_file()] == []
 
 
 def fetched(server, place, name="a.bin"):
     """What is said while a file of the server is fetched into a folder."""
     said = []
-    download.fetch(f"{server[0]}/{name}", place / name, md5=md5(server[1] / name), say=said.append)
+    digest = md5(server.folder / name)
+    download.fetch(f"{server.address}/{name}", place / name, md5=digest, say=said.append)
     return said
 
 
 @pytest.mark.parametrize("ranges", [True, False])
 def test_a_download_goes_on_where_it_stopped(ranges, server, tmp_path):
-    _, folder, handler = server
     raw = os.urandom(3 << 20)
-    (folder / "a.bin").write_bytes(raw)
-    handler.ranges, handler.stop_after = ranges, 1 << 20
+    (server.folder / "a.bin").write_bytes(raw)
+    server.ranges = ranges
+    server.stop_after = 1 << 20
     machine_error(lambda: fetched(server, tmp_path), "a.bin")
     assert (tmp_path / "a.bin.part").stat().st_size == 1 << 20
     assert not (tmp_path / "a.bin").exists()
-    handler.stop_after = None
+    server.stop_after = None
     (said,) = fetched(server, tmp_path)
     assert (tmp_path / "a.bin").read_bytes() == raw
-    assert handler.asked[-1] == ("/a.bin", f"bytes={1 << 20}-")
+    assert server.wanted == f"bytes={1 << 20}-"
     assert ("resuming at 1.0 MB" in said) == ranges
 
 
 def test_a_download_whose_length_nobody_tells_is_whole_and_said_so(server, tmp_path):
-    server[2].tells_length = False
+    server.tells_length = False
     (said,) = fetched(server, tmp_path)
     assert (tmp_path / "a.bin").read_bytes() == b"the file"
     assert "MB" not in said
@@ -259,14 +197,12 @@ def test_a_whole_part_of_another_file_is_fetched_again(server, tmp_path):
 
 
 def test_a_web_page_is_not_taken_for_a_file(server, tmp_path):
-    (server[1] / "a.html").write_bytes(b"<html>sign in</html>")
+    (server.folder / "a.html").write_bytes(b"<html>sign in</html>")
     machine_error(lambda: fetched(server, tmp_path, "a.html"), "web page")
-    gone = f"{server[0]}/gone"
+    gone = f"{server.address}/gone"
     machine_error(lambda: download.fetch(gone, tmp_path / "gone", md5="", say=print), "Not Found")
-    assert [path for path, _ in server[2].asked] == ["/a.html", "/gone"], (
-        "what is not there is asked for once"
-    )
-    local = f"file://{server[1]}/a.html"
+    assert server.asked == ["/a.html", "/gone"], "what is not there is asked for once"
+    local = f"file://{server.folder}/a.html"
     refused(lambda: download.fetch(local, tmp_path / "c", md5="", say=print), "file://")
     assert list(tmp_path.glob("*.part")) == []
 
@@ -296,28 +232,22 @@ def test_an_unencrypted_address_of_another_machine_needs_a_checksum(
 
 
 def test_a_file_with_another_sha256_is_removed(server, tmp_path):
-    machine_error(
-        lambda: download.fetch(
-            f"{server[0]}/a.bin", tmp_path / "a.bin", sha256="0" * 64, say=print
-        ),
-        "published sha256 is 000",
-    )
+    fetch = partial(download.fetch, f"{server.address}/a.bin", tmp_path / "a.bin", say=print)
+    machine_error(lambda: fetch(sha256="0" * 64), "published sha256 is 000")
     assert list(tmp_path.glob("a.bin*")) == []
     right = hashlib.sha256(b"the file").hexdigest()
-    assert download.fetch(
-        f"{server[0]}/a.bin", tmp_path / "a.bin", sha256=right, say=print
-    ).exists()
+    assert fetch(sha256=right).exists()
 
 
 def test_an_address_that_leads_on_to_an_unencrypted_one_is_refused(server, tmp_path, no_network):
     """From this machine to another without a checksum; and from an encrypted address to any that is not."""
-    server[2].leads_to = "http://mirror.example/a.bin"
-    moved = partial(download.fetch, f"{server[0]}/moved", tmp_path / "a.bin", say=print)
+    server.leads_to = "http://mirror.example/a.bin"
+    moved = partial(download.fetch, f"{server.address}/moved", tmp_path / "a.bin", say=print)
     machine_error(moved, "mirror.example")
     assert no_network == []
-    server[2].leads_to = f"{server[0]}/a.bin"
+    server.leads_to = f"{server.address}/a.bin"
     assert moved().read_bytes() == b"the file"
-    assert [path for path, _ in server[2].asked] == ["/moved", "/moved", "/a.bin"]
+    assert server.asked == ["/moved", "/moved", "/a.bin"]
 
 
 @pytest.mark.slow
@@ -325,21 +255,21 @@ def test_an_encrypted_address_that_leads_on_to_an_unencrypted_one_is_refused(
     encrypted, server, tmp_path
 ):
     """Also for a file whose checksum is known: who asks for https means it."""
-    address, handler = encrypted
-    handler.leads_to = f"{server[0]}/a.bin"
+    encrypted.leads_to = f"{server.address}/a.bin"
+    moved = f"{encrypted.address}/moved".replace("http:", "https:")
     machine_error(
-        lambda: download.fetch(f"{address}/moved", tmp_path / "a.bin", md5="0" * 32, say=print),
-        "not encrypted",
+        lambda: download.fetch(moved, tmp_path / "a.bin", md5="0" * 32, say=print), "not encrypted"
     )
-    assert server[2].asked == []
+    assert server.asked == []
 
 
-def tar_with(path, change):
+def tar_with(path, kind):
+    """A tar with one entry that is no file."""
     with tarfile.open(path, "w") as archive:
         member = tarfile.TarInfo("data/a.txt")
-        member.size = 1
-        change(member)
-        archive.addfile(member, io.BytesIO(b"x"))
+        member.type = kind
+        member.linkname = "/etc"
+        archive.addfile(member)
     return path
 
 
@@ -349,10 +279,8 @@ def tar_with(path, change):
         lambda p: write_zip(p, {"../out.txt": b"x"}),
         lambda p: write_zip(p, {"/out.txt": b"x"}),
         lambda p: write_tar(p, {"data/../../out.txt": b"x"}),
-        lambda p: tar_with(
-            p, lambda m: (setattr(m, "type", tarfile.SYMTYPE), setattr(m, "linkname", "/etc"))
-        ),
-        lambda p: tar_with(p, lambda m: setattr(m, "type", tarfile.FIFOTYPE)),
+        lambda p: tar_with(p, tarfile.SYMTYPE),
+        lambda p: tar_with(p, tarfile.FIFOTYPE),
         lambda p: p.write_bytes(b"neither zip nor tar"),
         lambda p: p.write_bytes(write_tar(p, {"a": os.urandom(5000)}, "w:gz").read_bytes()[:-900]),
         lambda p: write_zip(p, {"bomb": bytes(1 << 20)}),
@@ -370,9 +298,8 @@ def test_an_archive_that_should_not_be_unpacked_is_refused(make, tmp_path, monke
 
 
 def test_an_archive_without_what_it_should_give_puts_nothing_in_place(server, published, own_home):
-    address, folder, _ = server
-    archive = write_tar(folder / "cifar-100-python.tar.gz", {"other/readme": b"x"}, "w:gz")
+    archive = write_tar(server.folder / "cifar-100-python.tar.gz", {"other/readme": b"x"}, "w:gz")
     published("cifar100", **{archive.name: md5(archive)})
     said = "does not contain cifar-100-python. None of its files was added"
-    must_fail_corrupt(said, f"datasets pull cifar100 --from {address}")
+    must_fail_corrupt(said, f"datasets pull cifar100 --from {server.address}")
     assert [p.name for p in (own_home / "data/cifar100").iterdir()] == [".partial"]

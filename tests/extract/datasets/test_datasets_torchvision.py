@@ -14,6 +14,7 @@ from opened import open_dataset, peek
 from refusal import bad_image, machine_error
 from sent import sent
 from test_datasets_idx import write
+from trap import Trap
 
 from fedcache.extract.datasets import torchvision as readers
 from fedcache.extract.datasets.listing import info
@@ -113,14 +114,8 @@ def test_emnist_letters_loses_its_class_without_images(tmp_path):
     assert data.slug == "emnist-letters"
 
 
-class _Trap:
-    def __reduce__(self):
-        return os.mkdir, (self.path,)
-
-
 def test_a_cifar_pickle_that_is_not_the_published_one_is_never_opened(tmp_path):
-    trap = _Trap()
-    trap.path = f"{tmp_path}/sprung"
+    trap = Trap(tmp_path / "sprung")
     names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta"]
     write_directory(tmp_path / "cifar-10-batches-py", dict.fromkeys(names, pickle.dumps(trap)))
     missing_dataset("torchvision:CIFAR10", "CIFAR10", roots={"CIFAR10": tmp_path})

@@ -1,26 +1,18 @@
 """Pickles of plain data: what numpy and Python write comes back, and nothing else is ever called."""
 
-import os
 import pickle
 
 import numpy as np
 import pytest
 from refusal import bad_image, corruption
+from trap import Trap
 
 from fedcache.extract.datasets.paper_index import PickledImages, load_pickle, read_images
 from fedcache.extract.datasets.row_sources import Shards
 
 
-class Trap:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.mkdir, (self.path,)
-
-
 def test_nothing_is_run(tmp_path):
-    trap = Trap(f"{tmp_path}/sprung")
+    trap = Trap(tmp_path / "sprung")
     for protocol in range(6):
         for held in (trap, {"data": [trap]}, (np.array([trap]), 0)):
             (tmp_path / "x").write_bytes(pickle.dumps(held, protocol))
