@@ -7,13 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
 from command import fedcache
+from command_lines import every_command
 from failing_command import must_fail
 from refusal import refused
 
 import fedcache as fc
-from fedcache.cli import app
 from fedcache.config import (
     ADDRESSES,
     ExtractConfig,
@@ -127,39 +126,23 @@ def test_an_address_is_no_local_path(words, tmp_path, monkeypatch):
     assert sorted(tmp_path.iterdir()) == before
 
 
-def commands_of(command, words=()):
-    """(words, command) of every command below a group."""
-    for name, inner in getattr(command, "commands", {}).items():
-        yield from commands_of(inner, (*words, name))
-    if not hasattr(command, "commands"):
-        yield words, command
-
-
-COMMANDS = {
-    words: found
-    for name, loaded in typer.main.get_command(app).load_all().items()
-    for words, found in commands_of(loaded, (name,))
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize(("words", "command"), every_command())
 def test_every_option_with_a_text_refuses_addresses_that_it_cannot_use(
-    words, tmp_path, monkeypatch
+    words, command, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.iterdir())
     address = "ftp://host/x"
-    params = COMMANDS[words].params
-    for chosen in params:
+    for chosen in command.params:
         if chosen.name in ADDRESSES or chosen.type_descriptor.annotation not in (str, Path):
             continue
         line = []
-        for p in params:
+        for p in command.params:
             if p is chosen or p.required:
                 line += [word for word in p.opts[:1] if word.startswith("-")]
                 line.append(address if p is chosen else "1")
-        must_fail("ftp://", *words, *line)
+        must_fail("ftp://", words, *line)
     assert sorted(tmp_path.iterdir()) == before
 
 

@@ -18,24 +18,6 @@ from fedcache.config import SECTIONS
 from fedcache.errors import Exit
 
 
-def command_lines():
-    """Every command of the program; those of a group with the name of the group."""
-    program = typer.main.get_command(cli.app)
-    lines = []
-    for name, loaded in program.load_all().items():
-        inner = getattr(loaded, "commands", {"": None})
-        lines += [f"{name} {command}".strip() for command in inner]
-    return lines
-
-
-@pytest.mark.parametrize("command", command_lines())
-def test_every_command_has_help_and_refuses_an_unknown_flag(command):
-    shown = fedcache(*command.split(), "--help")
-    assert shown.code == 0
-    assert "--json" in shown.out
-    assert must_fail("", command, "--jsn-no-such-flag")["hint"]
-
-
 def test_the_table_of_commands_says_what_the_commands_say():
     program = typer.main.get_command(cli.app)
     for entry in cli.COMMANDS:

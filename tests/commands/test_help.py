@@ -3,10 +3,9 @@
 import re
 
 import pytest
-import typer.main
 from command import fedcache
-
-from fedcache import cli
+from command_lines import every_command
+from failing_command import must_fail
 
 MAIN = (
     "extract",
@@ -28,18 +27,12 @@ ESSENTIAL = {
     "flower app": {"--method", "--sites", "--out", "--wait", "--start-with", "--quorum"},
     "flower up": {"--method", "--shards", "--tls", "--wait"},
 }
-PROGRAM = typer.main.get_command(cli.app)
+OPTIONS = {}
+"""Each command and the long names of its options."""
 
-
-def every_option():
-    """Each command and the long names of its options."""
-    for name, command in PROGRAM.load_all().items():
-        for below, one in getattr(command, "commands", {"": command}).items():
-            names = {max(p.opts, key=len) for p in one.params if not p.hidden}
-            yield f"{name} {below}".strip(), {n for n in names if n.startswith("--")} - {"--json"}
-
-
-OPTIONS = dict(every_option())
+for words, command in every_command():
+    names = {max(p.opts, key=len) for p in command.params if not p.hidden}
+    OPTIONS[words] = {name for name in names if name.startswith("--")} - {"--json"}
 
 
 def shown_options(text):
@@ -67,6 +60,8 @@ def test_the_full_help_shows_every_option_and_the_short_one_says_so(command):
     short = fedcache(f"{command} -h").out
     left_out = OPTIONS[command] - shown_options(short)
     assert (f"fedcache {command} --help-all" in short) == bool(left_out)
+    assert "--json" in short
+    assert must_fail("", command, "--jsn-no-such-flag")["hint"]
 
 
 def test_a_default_is_shown_as_the_value_it_is():

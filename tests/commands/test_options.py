@@ -3,17 +3,14 @@
 from dataclasses import fields
 
 import pytest
-import typer.main
 from arrays import ingested
 from command import data_of
+from command_lines import COMMANDS
 from failing_command import must_fail
 from made_path import place_of
 
-from fedcache import cli
 from fedcache.commands.options import RunOptions, SchemeArguments
 from fedcache.config import SECTIONS, PartitionConfig, TrainConfig, option_name
-
-COMMANDS = typer.main.get_command(cli.app)
 
 
 def options_of(command):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from pictures import picture
-from refusal import corruption, machine_error, refused
+from refusal import corruption, machine_error
 
 from fedcache.extract.backbones import Weights, lookup
 from fedcache.extract.batches import (
@@ -69,12 +69,6 @@ def test_each_row_is_decoded_once_for_recipes_with_the_same_input():
     assert np.array_equal(inputs[input_key(one)][0, 0], np.asarray(picture(1, 1, side=8)))
     blank, bad, _ = decode_batch(Pictures(), [2], UID[2:3], [other, job("pixels").recipe], True)
     assert [v.shape for v in blank.values()] == [(1, 3, 4, 4, 3), (1, 1, 1, 1, 3)]
-
-
-def test_images_of_two_sizes_are_refused_where_their_size_is_kept():
-    refused(
-        lambda: decode_batch(Pictures(), [9, 10], UID[9:11], [job("pixels").recipe], True), "pixels"
-    )
 
 
 def test_a_batch_is_the_projection_of_its_pixels_and_bad_rows_are_nan():

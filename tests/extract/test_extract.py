@@ -10,22 +10,19 @@ import pytest
 import torch
 from command import apart, fedcache, ok, python, words_of
 from failing_command import must_fail
-from filelock import FileLock
 from heard import Heard
-from made_path import place_of
 from pictures import folder
 from PIL import Image
-from refusal import store_error
 from stopped_extraction import in_small_chunks, stop_extraction
 from toy_store import content
 
 import fedcache as fc
-from fedcache.config import Home
 from fedcache.errors import Exit
 from fedcache.extract import extract_dataset as extraction
 from fedcache.store.store import Store
 
 SMALL = "--batch 4 --chunk-rows 8 --workers 0"
+COUNTS = ("images", "ok", "decoded", "workers", "forward_batches", "kept_chunks", "chunks", "state")
 
 
 def extract(images, *words, backbones="random-projection"):
@@ -91,23 +88,17 @@ def test_a_bad_image_keeps_its_row_and_is_named(images):
     assert entry["name"] == "train/ant/broken.png"
     again = extract(images)  # the second run says the same as the first
     assert again.data["bad"] == [entry]
-    assert again.data["decoded"] == 0
-    for one in (done, again):
+    # 49 images in batches of 4 are 13, in chunks of 8 are 7.
+    of_first = [49, 48, 49, 1, 13, 0, 7, "new"]
+    of_second = [49, 48, 0, 0, 0, 7, 7, "complete"]
+    for one, counted in ((done, of_first), (again, of_second)):
         assert one.code == 3
         assert one.envelope["status"] == "problem"
-
-
-def test_an_interrupted_extraction_resumes_to_the_same_bytes(images, tmp_path):
-    """Chunks computed in two goes, with the collector stopped after half of them, equal those of one go."""
-    whole = Path(extract(images, "--store", tmp_path / "whole.zarr").data["path"])
-    config = in_small_chunks(images)
-    part = tmp_path / "part.zarr"
-    stop_extraction(config, 20, store=part)
-    store_error(lambda: Store.open(part).reader(next(iter(Store.open(whole).arrays))))
-    done = extraction.extract(config, Home.from_environment(), store=part)
-    assert done.arrays[0]["kept_chunks"] == 3
-    assert done.arrays[0]["forward_batches"] == 6
-    assert content(part) == content(whole)
+        told = {**one.data, **one.data["arrays"][0]}
+        assert [told[name] for name in COUNTS] == counted
+    assert done.data["rate"] == pytest.approx(49 / done.data["seconds"])
+    assert 0 < done.data["busy"] <= 1
+    assert [again.data[name] for name in ("seconds", "rate", "busy")] == [0, 0, 0]
 
 
 def test_non_finite_features_are_refused_with_their_rows(images, monkeypatch):
@@ -248,33 +239,12 @@ def test_only_the_command_line_changes_how_its_process_keeps_memory(images, monk
     assert len(calls) == 1
 
 
-def test_what_a_killed_writer_left_is_swept_and_what_a_live_one_holds_stays(tmp_path):
-    images = folder(tmp_path / "images", train=4, test=2)
-    words = f"extract --dataset folder:{images} --backbones random-projection {SMALL}"
-    store = place_of(words)
-
-    def files():
-        return {f for f in store.rglob("*") if f.name != "history.jsonl" and f.suffix != ".lock"}
-
-    before = files()
-    (key,) = (f.name for f in (store / "features").iterdir() if f.is_dir())
-    dead = store / f"locks/{key}.json"
-    journal = store / f"journal-{key}.jsonl"
-    alive = store / "locks/other-00000000.json"
-    begun = store / "journal-other-00000000.jsonl"
-    for file in (dead, journal, alive, begun):
-        file.write_text('{"pid": 1, "host": "elsewhere", "started": 0}')
-    with FileLock(alive.with_suffix(".lock")):
-        ok(words)
-        # The last is of an array that is not finished.
-        assert [f.exists() for f in (dead, journal, alive, begun)] == [False, False, True, True]
-    begun.unlink()
+def test_an_extraction_with_nothing_to_do_sweeps_what_a_killed_writer_left(images):
+    done = extract(images)
+    journal = Path(done.data["path"]) / f"journal-{done.data['arrays'][0]['key']}.jsonl"
     journal.touch()
-    with FileLock(dead.with_suffix(".lock")):
-        ok(words)
-        assert journal.exists()
-    ok(words)
-    assert files() <= before
+    assert extract(images).data["decoded"] == 0
+    assert not journal.exists()
 
 
 def test_a_link_out_of_the_folder_is_left_out_with_a_warning_until_it_is_asked_for(tmp_path):

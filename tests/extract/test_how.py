@@ -10,15 +10,15 @@ from command import apart, fedcache, ok
 from failing_command import must_fail_corrupt, must_fail_machine, must_fail_store
 from refusal import machine_error
 from torch._inductor import config as inductor
+from weights_at import located
 
 from fedcache.config import ExtractConfig
 from fedcache.errors import Exit
 from fedcache.extract import how
-from fedcache.extract.backbones import Weights, load, locate, lookup
+from fedcache.extract.backbones import Weights, load, lookup
 from fedcache.extract.backbones.backbone import ModuleEncoder
 from fedcache.extract.batches import ComputeSettings, FeatureJob
 from fedcache.extract.device import Device
-from fedcache.extract.digests import DigestMemory
 from fedcache.extract.how import COMPUTES_FEATURES, FOLDER, features_code_digest
 from fedcache.store.journal import journals
 from fedcache.store.store import Store
@@ -108,11 +108,9 @@ def test_what_values_depend_on_is_the_device_the_batch_the_code_and_the_librarie
 
 
 @pytest.mark.parametrize("name", ["pixels", "random-projection", "cnn2", "glyph-clip"])
-def test_what_is_recorded_as_compiled_is_what_can_be_compiled(name, tmp_path):
+def test_what_is_recorded_as_compiled_is_what_can_be_compiled(name):
     row = lookup(name)
-    digests = DigestMemory(tmp_path / "digests")
-    weights = locate(row, given={}, home=tmp_path, memory=digests, offline=True)
-    assert isinstance(load(row, weights, row.recipe), ModuleEncoder) == row.is_torch_model
+    assert isinstance(load(row, located(row), row.recipe), ModuleEncoder) == row.is_torch_model
 
 
 def test_features_are_computed_as_others_were_where_this_device_can():

@@ -1,9 +1,6 @@
-"""What an extraction counts, by hand; and what a whole one and one with nothing to do say of themselves."""
+"""What an extraction counts, by hand."""
 
 import numpy as np
-import pytest
-from command import fedcache
-from pictures import folder
 from refusal import corruption
 
 from fedcache.extract.batches import ComputedBatch
@@ -35,30 +32,6 @@ def test_batches_and_tasks_are_added_up():
     )
     assert stats.rate == 6.0
     assert stats.busy(2) == 7.75 / (2.0 * 2)
-
-
-def test_the_figures_of_an_extraction_and_of_one_with_nothing_to_do(tmp_path):
-    images = folder(tmp_path / "shapes", train=4, test=2)
-    (images / "train/zebra/000.png").write_bytes(b"no image")
-    words = (
-        f"extract --dataset folder:{images} --backbones random-projection --batch 4 --workers 0 "
-        "--chunk-rows 8 --json"
-    )
-    first = fedcache(words).data
-    # 18 images in batches of 4 are 5, in chunks of 8 are 3
-    counts = ("images", "ok", "decoded", "workers")
-    of_array = ("forward_batches", "kept_chunks", "chunks", "state")
-    assert [first[k] for k in counts] == [18, 17, 18, 1]
-    assert [first["arrays"][0][k] for k in of_array] == [5, 0, 3, "new"]
-    assert first["rate"] == pytest.approx(18 / first["seconds"])
-    assert 0 < first["busy"] <= 1
-    again = fedcache(words).data
-    assert [again[k] for k in counts] == [18, 17, 0, 0]
-    assert [again["arrays"][0][k] for k in of_array] == [0, 3, 3, "complete"]
-    assert again["seconds"] == 0
-    assert again["rate"] == 0
-    assert again["busy"] == 0
-    assert again["bad"] == first["bad"]
 
 
 def test_too_many_bad_images_name_the_last_of_those_found_last():

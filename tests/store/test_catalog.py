@@ -96,9 +96,10 @@ def test_what_killed_processes_left_in_stores_is_told_and_what_is_written_is_not
     assert catalog.is_being_written(store.path / "gone.partial"), "who knows"
     begun.touch()
     store.refresh()
-    with hold_lock(note.with_suffix(".lock"), "it", wait=False):
-        catalog.clean_up(store)
-        assert note.exists(), "its process still writes"
+    for key, held in ((KEYS[0], journal), ("a", note)):
+        with hold_lock(store.path / f"locks/{key}.lock", "it", wait=False):
+            catalog.clean_up(store)
+            assert held.exists(), "its process still writes"
     note.write_text("{}")
     catalog.clean_up(store)
     assert [file.exists() for file in (journal, note, begun)] == [False, False, True]

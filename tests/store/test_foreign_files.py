@@ -15,7 +15,6 @@ from failing_command import must_fail
 from opened import open_dataset
 from refusal import refused
 
-from fedcache.extract.digests import DigestMemory
 from fedcache.extract.planning.ingest import open_any
 from fedcache.tables.roles import ColumnChoice
 from fedcache.tables.words import FileRows
@@ -138,10 +137,9 @@ def test_images_of_clients_are_converted_for_the_encoders(tmp_path):
     pixels = np.random.default_rng(1).random((N, 28, 28)).astype("f4")
     path = tmp_path / "emnist.h5"
     write_tff(path, "pixels", pixels)
-    memory = DigestMemory(tmp_path / "digests")
     ingested = refused(lambda: open_any(path, ColumnChoice()))
-    refused(lambda: open_dataset(f"arrays:{path}", memory=memory), ingested.hint)
-    data = open_dataset(f"arrays:{run_conversion(ingested)}", memory=memory)
+    refused(lambda: open_dataset(f"arrays:{path}"), ingested.hint)
+    data = open_dataset(f"arrays:{run_conversion(ingested)}")
     clients = data.groups["client"].values()
     got = {
         (data.source.read(i).tobytes(), data.classes[data.label[i]], clients[i]) for i in range(N)
@@ -154,7 +152,7 @@ def test_texts_of_leaf_are_read_as_texts(tmp_path):
     path = tmp_path / "shakespeare.json"
     write_leaf(path, [f"text {i}" for i in range(N)])
     refused(lambda: open_any(path, ColumnChoice()), "texts")
-    data = open_dataset(f"texts:{path}", memory=DigestMemory(tmp_path / "digests"))
+    data = open_dataset(f"texts:{path}")
     assert len(data) == N
     assert sorted(data.groups["client"].values()) == sorted(CLIENTS)
 

@@ -26,6 +26,7 @@ from fedcache.federate.partition.partition import SCHEMES
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = typer.main.get_command(app)
+
 EXTRAS = set(
     tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
         "optional-dependencies"
@@ -44,6 +45,15 @@ WORDS = {"method": set(METHODS), "scheme": set(SCHEMES)} | {
     if (choices := field.metadata["option"].choices)
 }
 """The words that an option takes, by its parameter, where these are few and fixed."""
+
+
+def every_command():
+    """The words and the command of every command that is no group."""
+    return [
+        (f"{name} {below}".strip(), command)
+        for name, loaded in COMMANDS.load_all().items()
+        for below, command in getattr(loaded, "commands", {"": loaded}).items()
+    ]
 
 
 def refused(words, *, check_words=False):
@@ -205,14 +215,7 @@ def hints_of_the_package():
 def known_options():
     """Every option of every command."""
     found = {"--help", "--version"}
-
-    def collect(command):
-        command = command.load() if hasattr(command, "load") else command
+    for _, command in every_command():
         for parameter in command.params:
             found.update(parameter.opts, parameter.secondary_opts)
-        for below in getattr(command, "commands", {}).values():
-            collect(below)
-
-    for command in COMMANDS.commands.values():
-        collect(command)
     return found

@@ -30,7 +30,6 @@ from opened import open_dataset
 from refusal import refused
 
 from fedcache.extract.datasets.columns import in_a_spec
-from fedcache.extract.digests import DigestMemory
 from fedcache.extract.planning.ingest import open_any
 from fedcache.parsing import in_a_list, listed
 from fedcache.store.content import arrange
@@ -158,10 +157,7 @@ def of_dataset(spec, choice):
         "unlabelled": "yes" if choice.unlabelled else None,
     }
     said = "&".join(f"{word}={in_a_spec(value)}" for word, value in words.items() if value)
-    path = Path(spec.partition(":")[2])
-    found = open_dataset(
-        f"{spec}?{said}" if said else spec, memory=DigestMemory(path.parent / "digests")
-    )
+    found = open_dataset(f"{spec}?{said}" if said else spec)
     splits = None if HELD_OUT in found.reading else found.split.tolist()
     return understood(found, found.label, splits)
 
@@ -1089,7 +1085,7 @@ def test_folders_of_all_samples_that_are_named_like_splits_are_the_splits(tmp_pa
     split = [0] * 16 + [1] * 8
     keys = [f"{words[split[row]]}/{key}" for row, key in enumerate(KEYS)]
     path = shard(tmp_path / "s.tar", keys, cls=["0", "1"])
-    data = open_dataset(f"webdataset:{path}", memory=DigestMemory(tmp_path / "digests"))
+    data = open_dataset(f"webdataset:{path}")
     assert sorted(data.names) == sorted(f"s/{key}" for key in keys)
     for row, name in enumerate(data.names):
         number = int(name[-4:])

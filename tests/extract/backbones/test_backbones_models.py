@@ -12,27 +12,17 @@ from safetensors.torch import save_file
 from tolerance import close
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
+from weights_at import located
 
-from fedcache.extract.backbones import BACKBONES, Weights, load, locate, lookup
+from fedcache.extract.backbones import BACKBONES, Weights, load, lookup
 from fedcache.extract.backbones.backbone import text_features
 from fedcache.extract.backbones.packaged import network
-from fedcache.extract.digests import DigestMemory
 from fedcache.store.files import file_sha256
 
 
 def native(name, path, **changes):
     row = lookup(name)
     return load(row, Weights(path, file_sha256(path), str(path)), replace(row.recipe, **changes))
-
-
-def in_wheel(name, tmp_path):
-    return locate(
-        lookup(name),
-        given={},
-        home=tmp_path,
-        memory=DigestMemory(tmp_path / "digests"),
-        offline=True,
-    )
 
 
 HALF = (0.5,) * 3
@@ -97,9 +87,9 @@ def port_logits(state, x, repeats):
     # EfficientNet-B0 repeats its stages 1,2,2,3,3,4,1; Lite scales all but the first and last by depth 1.1 and 1.2
     [("efficientnet-lite0", (1, 2, 2, 3, 3, 4, 1)), ("efficientnet-lite2", (1, 3, 3, 4, 4, 5, 1))],
 )
-def test_the_wheels_weights_compute_the_ports_logits_and_features(name, repeats, tmp_path):
-    weights = in_wheel(name, tmp_path)
+def test_the_wheels_weights_compute_the_ports_logits_and_features(name, repeats):
     row = BACKBONES[name]
+    weights = located(row)
     x = images(2, 131)  # odd: where paddings differ most
     state = torch.load(weights.path, weights_only=True)
     with torch.inference_mode():
@@ -112,7 +102,7 @@ def test_the_wheels_weights_compute_the_ports_logits_and_features(name, repeats,
     assert (encoded - features).abs().max() < 1e-4
 
 
-def test_the_classifier_knows_a_palace_when_it_sees_one(tmp_path):
+def test_the_classifier_knows_a_palace_when_it_sees_one():
     # scikit-learn's china.jpg shows a pavilion of the Summer Palace; "palace" is class 698 of ImageNet
     from PIL import Image
     from sklearn.datasets import load_sample_image
@@ -123,7 +113,7 @@ def test_the_classifier_knows_a_palace_when_it_sees_one(tmp_path):
     )
     x = torch.from_numpy(np.array(shot.crop((80, 16, 304, 240))))[None]
     with torch.inference_mode():
-        logits = network(row, in_wheel(row.name, tmp_path), classes=1000)(by_recipe(x, row.recipe))
+        logits = network(row, located(row), classes=1000)(by_recipe(x, row.recipe))
     assert logits.argmax().item() == 698
 
 
@@ -310,7 +300,7 @@ def test_pixels_are_the_image():
 
 
 @pytest.mark.slow
-def test_an_encoder_is_deterministic_and_leaves_torch_as_it_was(tmp_path):
+def test_an_encoder_is_deterministic_and_leaves_torch_as_it_was():
     def flags():
         cudnn = torch.backends.cudnn
         return cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, torch.is_grad_enabled()
@@ -318,7 +308,7 @@ def test_an_encoder_is_deterministic_and_leaves_torch_as_it_was(tmp_path):
     row = lookup("efficientnet-lite0")
     x = images(4, 64)
     before = flags()
-    weights = in_wheel(row.name, tmp_path)
+    weights = located(row)
     first, second = (load(row, weights, row.recipe).image(x) for _ in range(2))
     assert torch.equal(first, second)
     assert not first.requires_grad

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoint_files import resnet18_metadataset, save_metadataset
+from opened import digests
 from refusal import corruption, machine_error, refused
 
 from fedcache.extract.backbones import (
@@ -19,7 +20,6 @@ from fedcache.extract.backbones import (
     pull,
     ready,
 )
-from fedcache.extract.digests import DigestMemory
 
 RESNET = "resnet18-quickdraw"
 
@@ -39,10 +39,8 @@ def find(own_home):
     """``locate`` with this test's home and caches."""
 
     def call(name, *, given=None, offline=True):
-        memory = DigestMemory(own_home / "digests")
-        return locate(
-            lookup(name), given=given or {}, home=own_home, memory=memory, offline=offline
-        )
+        row = lookup(name)
+        return locate(row, given=given or {}, home=own_home, memory=digests(), offline=offline)
 
     return call
 
@@ -153,7 +151,7 @@ def test_without_a_network_a_pull_ends_in_exit_6(name, find, own_home, no_networ
     # the hub's client waits between its tries
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     machine_error(
-        lambda: pull(lookup(name), home=own_home, memory=DigestMemory(own_home / "digests")),
+        lambda: pull(lookup(name), home=own_home, memory=digests()),
         "could not be downloaded",
         f"fedcache backbones import FILE --as {name}",
     )

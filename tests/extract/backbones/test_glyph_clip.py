@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from refusal import machine_error, refused
 from safetensors.torch import load_file, save_file
 from tolerance import SUMS, close
+from weights_at import located
 
-from fedcache.extract.backbones import Weights, load, locate, lookup
+from fedcache.extract.backbones import Weights, load, lookup
 from fedcache.extract.backbones import glyph_clip as module
 from fedcache.extract.backbones.backbone import text_features
 from fedcache.extract.backbones.glyph_clip import BACKBONE, CONTEXT, END, build, tokenize
 from fedcache.extract.datasets import digits
-from fedcache.extract.digests import DigestMemory
 from fedcache.extract.images import decode, resize
 
 FILE = Path(module.__file__).with_name("glyph_clip.safetensors")
@@ -86,14 +86,8 @@ def test_the_words_for_digits_mean_the_digits(encoder, rows):
     assert zero_shot(encoder, *rows["optdigits"], WORDS[1:] + WORDS[:1]) < 0.2
 
 
-def test_the_packaged_weights_are_found_and_are_the_published_file(tmp_path):
-    weights = locate(
-        lookup("glyph-clip"),
-        given={},
-        home=tmp_path,
-        memory=DigestMemory(tmp_path / "d"),
-        offline=True,
-    )
+def test_the_packaged_weights_are_found_and_are_the_published_file():
+    weights = located(lookup("glyph-clip"))
     assert weights.path == FILE
     assert weights.origin == "the Python package fedcache"
     assert (

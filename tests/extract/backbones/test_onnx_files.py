@@ -12,12 +12,11 @@ from pictures import folder
 from refusal import corruption, machine_error, refused
 from tiny_onnx import encoder
 from tolerance import close
-from weights_at import features_of
+from weights_at import features_of, located
 
 import fedcache as fc
 from fedcache import optional
-from fedcache.extract.backbones import load, locate, lookup, own
-from fedcache.extract.digests import DigestMemory
+from fedcache.extract.backbones import load, lookup, own
 from fedcache.plugins import bare_name
 from fedcache.store.files import file_sha256
 from fedcache.store.store import Store
@@ -139,7 +138,7 @@ def test_extract_train_and_predict_by_either_name(tmp_path, monkeypatch):
 
 def test_a_file_that_changes_under_an_extraction_is_refused(tmp_path):
     row = lookup(f"onnx:{encoder(tmp_path / 'a.onnx')}")
-    weights = locate(row, given={}, home=tmp_path, memory=DigestMemory(tmp_path / "d"))
+    weights = located(row)
     encoder(tmp_path / "a.onnx", weight=3.0)
     corruption(lambda: load(row, weights, row.recipe), "sha256")
     corruption(lambda: own.unchanged_bytes(Path(row.place), weights.sha256), "changed")
@@ -223,7 +222,7 @@ def test_names_of_stores_are_without_folders():
 def test_an_exported_efficientnet_gives_timms_features(tmp_path):
     """The same pixels through torch and through the file that torch.onnx writes of the same network."""
     row = lookup("efficientnet-lite0")
-    weights = locate(row, given={}, home=tmp_path, memory=DigestMemory(tmp_path / "d"))
+    weights = located(row)
     network = load(row, weights, row.recipe)
     program = torch.onnx.export(
         network.module,
