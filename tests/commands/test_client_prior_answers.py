@@ -8,7 +8,7 @@ import joblib
 import numpy as np
 import pytest
 import torch
-from arrays import around, normals
+from arrays import around, normals, rows_ingested
 from command import data_of, fedcache, ok
 from failing_command import must_fail, must_fail_store
 from files_now import bytes_of
@@ -29,8 +29,7 @@ def trained(place: Path) -> Path:
     """A store of six classes that overlap, and runs of one model, of a model per client, and of prototypes."""
     x, y = around(6, 100, 1.3)
     split = np.arange(600) // 6 % 3 == 0
-    np.savez(place / "rows.npz", features=x, labels=y, split=split.astype(int))
-    path = place_of(f"ingest {place}/rows.npz --name rows")
+    path = rows_ingested(place, x, y, split)
     ok(f"train --method fed3r {CLIENTS} --store {path}")
     ok(f"train --method solo --rounds 2 {CLIENTS} --store {path}")
     ok(f"train --method fedpcl --rounds 1 {CLIENTS} --store {path}")
@@ -259,9 +258,8 @@ def test_seeds_with_one_partition_are_an_ensemble_and_others_are_refused(store):
 def test_unlabelled_test_rows_give_no_figures_of_a_prior(tmp_path):
     y = np.tile(np.arange(3), 20)
     test = np.arange(60) % 4 == 0
-    rows = {"features": np.eye(3, 8, dtype=np.float32)[y], "split": test.astype(int)}
-    np.savez(tmp_path / "rows.npz", labels=np.where(test, -1, y), **rows)
-    path = place_of(f"ingest {tmp_path}/rows.npz --name rows --no-label=-1")
+    label = np.where(test, -1, y)
+    path = rows_ingested(tmp_path, np.eye(3, 8)[y], label, test, "--no-label=-1")
     for kind in ("counts", "em"):
         words = (
             f"train --method fed3r --scheme iid --clients 3 --store {path} --client-prior {kind}"

@@ -95,11 +95,17 @@ def test_a_new_dataset_is_computed_as_the_features_of_the_run_were(once, tmp_pat
     figures = first["runs"][0]["measures"]
     assert batches("other") == {"random-projection": 32, "glyph-clip": 1}
     held = made_from("other")
-    said = data_of(
-        f"predict {run}", *[new / name for name in held.samples.name], "--top", 3, "--workers", 0
-    )["rows"]
-    stored = data_of(f"predict {run} --store {held.path} --top 3")["rows"]
+    images = [new / name for name in held.samples.name]
+    said, other, stored = (
+        data_of(f"predict {run} --top 3", *words)["rows"]
+        for words in (
+            (*images, "--workers", 0),
+            (*images, "--workers", 0, "--batch", 32),
+            ("--store", held.path),
+        )
+    )
     assert [row["top"] for row in said] == [row["top"] for row in stored]
+    assert other != said, "another batch size gives other last bits"
     truth = [held.samples.classes[label] for label in held.samples.label]
     assert figures["accuracy"] == sum(
         row["class"] == name for row, name in zip(said, truth, strict=True)

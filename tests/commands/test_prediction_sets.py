@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from arrays import around
+from arrays import around, rows_ingested
 from command import data_of, fedcache, ok
 from failing_command import must_fail, must_fail_store
 from homes import made_once
@@ -18,18 +18,12 @@ from fedcache.models.evaluate import threshold
 from fedcache.store.store import Store
 
 
-def ingested(place, x, y, split, more=""):
-    file = place / "rows.npz"
-    np.savez(file, features=x.astype(np.float32), labels=y, split=split)
-    return place_of(f"ingest {file} --name rows {more}")
-
-
 def trained(place: Path) -> Path:
     """A store of six classes that overlap, one without rows of the test split, and runs of one client per class."""
     x, y = around(6, 100, 1.3)
     block = np.arange(600) // 6
     split = np.where(block % 12 == 1, 2, (block % 3 == 0) & (y < 5))
-    path = ingested(place, x, y, split)
+    path = rows_ingested(place, x, y, split)
     ok(f"train --method fed3r --by class --validation 0.3 --store {path}")
     ok(f"train --method solo --rounds 1 --by class --store {path}")
     ok(f"train --method fedncm --by class --store {path}")
@@ -126,7 +120,7 @@ def test_validation_rows_that_all_clients_share_are_those_of_one_client(store):
 def test_a_score_that_equals_the_threshold_is_in_the_set(tmp_path):
     """All rows of a class are equal, and the threshold is the highest score."""
     y = np.tile(np.arange(3), 200)
-    path = ingested(tmp_path, np.eye(3, 8)[y], y, (np.arange(600) % 4 == 0).astype(int))
+    path = rows_ingested(tmp_path, np.eye(3, 8)[y], y, np.arange(600) % 4 == 0)
     run = place_of(f"train --method fed3r --scheme iid --clients 3 --validation 0.3 --store {path}")
     found = fc.evaluate(run, store=path, split="test", coverage=0.95).prediction_sets
     assert found.total.rows == found.total.covered == found.total.single
@@ -136,7 +130,7 @@ def test_validation_rows_without_labels_are_none(tmp_path):
     split = np.arange(60) % 3
     y = np.where(split == 2, -1, np.arange(60) % 4)
     x = np.random.default_rng(0).normal(size=(60, 8))
-    path = ingested(tmp_path, x, y, split, "--no-label=-1")
+    path = rows_ingested(tmp_path, x, y, split, "--no-label=-1")
     words = "train --method fed3r --scheme iid --clients 2 --validation split"
     run = place_of(f"{words} --store {path}")
     words = f"evaluate {run} --store {path} --split test --coverage 0.5"

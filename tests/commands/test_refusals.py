@@ -13,7 +13,6 @@ from draws import one_of_each
 from failing_command import must_fail, must_fail_machine, must_fail_store
 from made_path import place_of
 from pictures import folder
-from PIL import Image
 from refusal import corruption
 from stopped_extraction import in_small_chunks, stop_extraction
 
@@ -57,16 +56,6 @@ def test_two_names_of_one_key_that_differ_are_refused(tmp_path):
     file = tmp_path / "both.toml"
     file.write_text('[train]\nmethod = "fedavg"\n[partition]\nseed = 1\npartition_seed = 2\n')
     assert fedcache(f"train --config {file} --json").code == 2
-
-
-@pytest.mark.slow
-def test_images_of_several_sizes_are_refused_without_leaving_a_store(images):
-    first = next(images.rglob("*.png"))
-    Image.open(first).resize((9, 9)).save(first)
-    words = f"extract --dataset folder:{images} --backbones pixels --workers 0"
-    assert fedcache(f"{words} --json").code == 2
-    assert data_of("ls")["entries"] == []
-    assert data_of(f"{words} --recipe pixels:size=8")["arrays"]
 
 
 def piped(home, after, *words):

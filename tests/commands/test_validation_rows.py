@@ -10,6 +10,7 @@ from failing_command import must_fail
 from federation import rows_trained
 from homes import made_once
 from refusal import refused
+from sklearn.linear_model import Ridge
 
 import fedcache as fc
 from fedcache.config import Home, TrainConfig
@@ -18,8 +19,6 @@ from fedcache.runs.directory import has_model
 from fedcache.store.store import Store
 from fedcache.ui.server import GridIndex, RunIndex
 
-ROWS = 240
-WIDTH = 8
 QUARTER = "--validation 0.25"
 
 
@@ -63,8 +62,8 @@ def by_hand(store, parts, rows, kind):
     x = x.astype(np.float64)
     trained = rows_trained(parts.clients)
     if kind == "fed3r":
-        gram = x[trained].T @ x[trained] + 0.01 * np.eye(WIDTH)  # lam of fed3r
-        scores = x @ np.linalg.solve(gram, x[trained].T @ np.eye(3)[label[trained]])
+        ridge = Ridge(0.01, fit_intercept=False)  # lam of fed3r
+        scores = ridge.fit(x[trained], np.eye(3)[label[trained]]).predict(x)
     else:
         means = np.stack([x[trained][label[trained] == c].mean(0) for c in range(3)])
         scores = x @ (means / np.linalg.norm(means, axis=1, keepdims=True)).T  # metric=cos

@@ -63,15 +63,15 @@ def test_a_batch_without_a_readable_image_has_the_size_of_the_others(images, tmp
     assert not store.reader(key).all()[bad].any()
 
 
-@pytest.mark.parametrize("place", [0, -1])
-def test_images_of_another_size_in_another_batch_are_refused(images, place):
+@pytest.mark.parametrize(("place", "batch"), [(0, 1), (-1, 1), (0, 32)])
+def test_images_of_several_sizes_are_refused_without_leaving_a_store(images, place, batch):
     file = sorted(images.glob("train/*/*.png"))[place]
     # An image of one pixel would be spread over the size of the others.
     Image.new("RGB", (1, 1)).save(file)
-    must_fail(
-        "pixels:size=64",
-        f"extract --dataset folder:{images} --backbones pixels --batch 1 --workers 0",
-    )
+    words = f"extract --dataset folder:{images} --backbones pixels --batch {batch} --workers 0"
+    must_fail("pixels:size=64", words)
+    assert ok("ls").data["entries"] == []
+    assert ok(f"{words} --recipe pixels:size=8").data["arrays"]
 
 
 def test_a_bad_image_keeps_its_row_and_is_named(images):

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from arrays import rows_ingested
 from command import data_of, fedcache, ok
 from failing_command import must_fail, must_fail_store
 from homes import made_once
-from made_path import extracted, place_of, run_of
+from made_path import extracted, run_of
 from scipy.special import log_softmax, softmax
 from torch.nn.functional import normalize, one_hot
 
@@ -203,9 +204,7 @@ def trained(place):
     """Rows of four classes near their corners, sorted by class, and runs on them."""
     y = np.arange(4).repeat(30)
     x = np.eye(4, 6)[y] + 0.5 * np.random.default_rng(0).normal(size=(120, 6))
-    file = place / "rows.npz"
-    np.savez(file, features=x.astype(np.float32), labels=y, split=np.tile([0, 0, 1], 40))
-    path = place_of(f"ingest {file} --name rows")
+    path = rows_ingested(place, x, y, np.tile([0, 0, 1], 40))
     words = f"--by class --store {path}"
     ok(f"train --method fed3r {words} --seeds 0,1")
     ok(f"train --method fedpcl --rounds 1 {words}")

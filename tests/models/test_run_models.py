@@ -47,44 +47,6 @@ def model_of(run):
 store = made_once(extracted)
 
 
-def test_images_give_the_stored_accuracy_to_the_last_digit(store, tmp_path):
-    run = place_of(FED3R)
-    stored = json.loads((run / "result.json").read_text())["accuracy"]["mean"]
-    held = fc.Store.open(store).samples
-    root = folder(tmp_path / "shapes")  # the same images again
-    rows = np.flatnonzero(held.split == 1)
-    tests = [root / held.name[row] for row in rows]
-    images = data_of(f"predict {run.name} --workers 0", *tests)["rows"]
-    truth = np.array(held.classes)[held.label[rows]]
-    assert np.mean(truth == [image["class"] for image in images]) == stored
-
-
-@pytest.mark.slow
-def test_images_go_through_each_backbone_in_batches_of_the_size_that_its_features_have(
-    once, tmp_path
-):
-    """Another batch size gives other last bits; float16 features show some, here in 20 % of the rows."""
-
-    def made(place):
-        words = f"extract --dataset folder:{folder(place / 'shapes', train=6, test=20)} --workers 0"
-        ok(f"{words} --backbones random-projection")
-        return place_of(f"{words} --backbones glyph-clip --batch 1")
-
-    store = once(made)
-    run = place_of(f"{FED3R} --backbones random-projection,glyph-clip")
-    known = model_of(run).facts.computed
-    assert known == tuple({"device": "cpu", "dtype": "float32", "batch": size} for size in (32, 1))
-    root = folder(tmp_path / "again", train=6, test=20)
-    images = [root / name for name in fc.Store.open(store).samples.name]
-
-    def said(*words):
-        return [row["top"] for row in data_of(f"predict {run}", *words)["rows"]]
-
-    rows = said("--store", store)
-    assert said(*images, "--workers", 0) == rows
-    assert said(*images, "--workers", 0, "--batch", 32) != rows
-
-
 def test_the_same_run_has_the_same_model_to_the_byte(store):
     run = place_of(f"{FEDPCL} --seeds 0,1")
     before = [model_file(run, seed).read_bytes() for seed in (0, 1)]

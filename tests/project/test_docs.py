@@ -213,15 +213,6 @@ def test_the_examples_of_docstrings_are_true():
     assert tried >= 10
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.ipynb")), ids=lambda p: p.name)
-def test_notebooks_are_kept_without_outputs(path):
-    cells = [c for c in json.loads(content(path))["cells"] if c["cell_type"] == "code"]
-    assert cells
-    assert all(c["outputs"] == [] and c["execution_count"] is None for c in cells), (
-        f"clear the outputs of {path.name}"
-    )
-
-
 # docs/texts.md: its commands run as they are written, on the data that its example makes
 
 

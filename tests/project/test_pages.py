@@ -93,12 +93,6 @@ def test_a_formula_becomes_mathml_with_no_command_left():
 MAKE = tool("make_docs")
 
 
-@pytest.fixture(scope="module")
-def method_pages():
-    """The page of each method, as `make docs` makes it."""
-    return {name: MAKE.method_page(name) for name in NAMES}
-
-
 def readable_lines(page):
     """Lines of a page above its folded parts, without blank lines: a row of a table, or 100 characters of text."""
     unfolded = re.sub(r"\]\([^)]*\)", "]", page.partition("\n??? ")[0])
@@ -137,18 +131,17 @@ def test_every_symbol_that_a_page_explains_is_in_its_equations():
 
 
 @pytest.mark.slow
-def test_the_accuracies_of_a_page_are_those_of_the_ranking(method_pages):
+def test_the_accuracies_of_a_page_are_those_of_the_ranking():
     found = json.loads(content("docs/frozen-bench.json"))
     checked = 0
+    pages = {name: MAKE.method_page(name) for name in NAMES}
     for ranking in found["rankings"]:
         part = ranking["title"].removeprefix("partition ")
         if part not in found["protocol"]["partitions"]:
             continue
         for standing in ranking["standings"]:
             treatment = found["protocol"]["treatments"][standing["treatment"]]
-            table = (
-                method_pages[treatment["method"]].partition("## Measured")[2].partition("\n## ")[0]
-            )
+            table = pages[treatment["method"]].partition("## Measured")[2].partition("\n## ")[0]
             rows = [
                 [cell.strip() for cell in line.strip("|").split("|")]
                 for line in table.splitlines()
@@ -194,6 +187,9 @@ def test_the_page_of_a_notebook_has_its_cells_and_what_they_print(path):
     cells = json.loads(content(path))["cells"]
     again = f"run: python tools/run_notebooks.py --write {path.name}"
     for cell in cells:
+        # Outputs are on the page alone.
+        assert cell.get("outputs", []) == [], f"clear the outputs of {path.name}"
+        assert cell.get("execution_count") is None
         source = "".join(cell["source"])
         shown = (
             source.partition("\n")[2]
@@ -201,7 +197,7 @@ def test_the_page_of_a_notebook_has_its_cells_and_what_they_print(path):
             else source
         )
         assert shown in page, again
-    assert page.count("```python\n") == sum(cell["cell_type"] == "code" for cell in cells), again
+    assert 0 < page.count("```python\n") == sum(c["cell_type"] == "code" for c in cells), again
 
 
 # docs/readings.md: every number that code and docs refer to has a row, and every switch in it exists

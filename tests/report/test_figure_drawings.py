@@ -1,17 +1,15 @@
 """What figures draw, mark by mark: places, words and sizes worked by hand from runs of a few numbers."""
 
-import itertools
 import math
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from results import point, stored
 
 from fedcache.federate.partition.client_table import Client, ClientTable
 from fedcache.report import figure_data, figure_runs
-from fedcache.report.find_runs import StoredRun
 
 
 class Drawn:
@@ -46,22 +44,9 @@ class Drawn:
 @pytest.fixture
 def drawn(monkeypatch):
     made = Drawn()
-    for module in (figure_runs, figure_runs, figure_data):
+    for module in (figure_runs, figure_data):
         monkeypatch.setattr(module, "Plot", made.take)
     return made
-
-
-NUMBERS = itertools.count()
-
-
-def stored(*, records=(), **result):
-    """A run of one seed that holds what is given."""
-    made = {"method": "m", "backbones": ["b"], "hyperparameters": {}, "seeds": [0], **result}
-    entry = StoredRun(Path(f"{next(NUMBERS):010}"), made, {})
-    entry.__dict__["rounds"] = [
-        {"seed": seed, "round": number, "accuracy": accuracy} for seed, number, accuracy in records
-    ]
-    return entry
 
 
 def test_curves_are_means_over_the_rounds_that_all_seeds_have(drawn):
@@ -120,12 +105,6 @@ def test_the_front_of_accuracy_against_bytes_by_hand(drawn):
     ]
     staircase, *_ = drawn.lines()
     assert staircase == [(100, 50), (110, 52), (400_000, 90)]
-
-
-def point(accuracy, **hyperparameters):
-    return stored(
-        accuracy={"mean": accuracy, "per_seed": [accuracy]}, hyperparameters=hyperparameters
-    )
 
 
 def test_one_swept_value_is_a_line_with_a_ring_at_the_best(drawn):

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from results import point
 
 from fedcache.report.comparison import Pair
 from fedcache.report.figure_runs import (
@@ -19,21 +20,6 @@ from fedcache.report.figure_runs import (
     swept_points,
 )
 from fedcache.report.find_runs import StoredRun
-
-NUMBERS = itertools.count()
-
-
-def point(mean, validation=None, **settings):
-    result = {
-        "method": "m",
-        "backbones": ["b"],
-        "hyperparameters": settings,
-        "seeds": [0],
-        "accuracy": {"mean": mean, "per_seed": [mean]},
-    }
-    if validation is not None:
-        result["validation"] = {"mean": validation}
-    return StoredRun(Path(f"{next(NUMBERS):010}"), result, {})
 
 
 def grid(**validation):

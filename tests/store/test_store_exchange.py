@@ -208,7 +208,6 @@ ONES = np.ones((3, 2))
         ({"X": ONES[:0]}, "0 rows"),
         ({"X": ONES, "features": ONES}, "both"),
         ({"X": ONES, "features/b": np.ones((4, 2))}, "4"),
-        ({"X": ONES, "y": np.array(["a", "c", "a"]), "classes": np.array(["a", "b"])}, "'c'"),
         ({"X": ONES, "split": np.array([False, True, True])}, "'False'"),
         ({"X": ONES, "y": np.arange(3), "text": np.eye(3)}, "[classes, 2]"),
         ({"X": ONES, "y": np.arange(3), "text/other": ONES}, "text/c"),

@@ -37,6 +37,15 @@ def ingested(folder, name="mine"):
     return place_of(f"ingest --name {name}", file)
 
 
+def rows_ingested(folder, x, y, split, more=""):
+    """A store of these rows; ``more`` are words for ``ingest``."""
+    from made_path import place_of
+
+    file = folder / "rows.npz"
+    np.savez(file, features=x.astype(np.float32), labels=y, split=split.astype(int))
+    return place_of(f"ingest {file} --name rows {more}")
+
+
 def _classes(seed, rows, width, noise):
     """Rows [N, D] of three classes with random centres and this noise, and their labels [N]."""
     rng = np.random.default_rng(seed)

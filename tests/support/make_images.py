@@ -32,6 +32,10 @@ def png(seed):
     return encoded(pixels(seed))
 
 
+SPLIT = [f"{s}/{c}/{i}.png" for s in ("train", "test") for c in ("cat", "dog") for i in range(3)]
+"""Images of two splits and two classes."""
+
+
 def tree(names):
     """A different PNG under each name."""
     return {name: png(i) for i, name in enumerate(sorted(names))}

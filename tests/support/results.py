@@ -1,6 +1,32 @@
 """Results as ``result.json`` holds them, with what reports read of each."""
 
+import itertools
+from pathlib import Path
+
 import numpy as np
+
+from fedcache.report.find_runs import StoredRun
+
+NUMBERS = itertools.count()
+
+
+def stored(*, records=(), **result):
+    """A run of one seed that holds what is given."""
+    made = {"method": "m", "backbones": ["b"], "hyperparameters": {}, "seeds": [0], **result}
+    entry = StoredRun(Path(f"{next(NUMBERS):010}"), made, {})
+    entry.__dict__["rounds"] = [
+        {"seed": seed, "round": number, "accuracy": accuracy} for seed, number, accuracy in records
+    ]
+    return entry
+
+
+def point(mean, validation=None, **hyperparameters):
+    """A run of a grid with these settings and accuracies."""
+    accuracy = {"mean": mean, "per_seed": [mean]}
+    made = stored(accuracy=accuracy, hyperparameters=hyperparameters)
+    if validation is not None:
+        made.result["validation"] = {"mean": validation}
+    return made
 
 
 def result_of(method, per_seed, partition="p", **more):

@@ -10,7 +10,7 @@ import zipfile
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from make_images import png, tree, write_tar, write_zip
+from make_images import SPLIT, png, tree, write_tar, write_zip
 from no_dataset import no_dataset
 from opened import open_dataset
 from refusal import bad_image, machine_error
@@ -19,7 +19,6 @@ from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.datasets import archives
 from fedcache.extract.image_files import BadImage
 
-NAMES = [f"{s}/{c}/{i}.png" for s in ("train", "test") for c in ("cat", "dog") for i in range(3)]
 HOSTILE = [
     "../escape.png",
     "train/../../escape.png",
@@ -46,9 +45,9 @@ def files_beside(path):
 
 def zip_with(path, name):
     with zipfile.ZipFile(path, "w") as archive:
-        for n, raw in tree(NAMES).items():
+        for n, raw in tree(SPLIT).items():
             archive.writestr(n, raw)
-        if name in NAMES:
+        if name in SPLIT:
             with pytest.warns(UserWarning, match="Duplicate"):
                 archive.writestr(name, png(99))
         else:
@@ -58,7 +57,7 @@ def zip_with(path, name):
 
 def appended(path, name, kind=None):
     """A tar with one entry more."""
-    write_tar(path, tree(NAMES))
+    write_tar(path, tree(SPLIT))
     with tarfile.open(path, "a") as archive:
         member = tarfile.TarInfo(name)
         if kind is not None:
@@ -90,19 +89,19 @@ def test_links_devices_and_hostile_folders_in_a_tar_refuse_it(tmp_path):
 def test_folders_of_an_archive_are_no_entries(tmp_path):
     with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
         archive.mkdir("train")
-        for name, raw in tree(NAMES).items():
+        for name, raw in tree(SPLIT).items():
             archive.writestr(name, raw)
     tars = [
         appended(tmp_path / f"{i}.tar", name, tarfile.DIRTYPE)
         for i, name in enumerate((".", "train/cat"))
     ]
     for path in (tmp_path / "x.zip", *tars):
-        assert open_dataset(f"folder:{path}").names == tuple(sorted(NAMES))
+        assert open_dataset(f"folder:{path}").names == tuple(sorted(SPLIT))
 
 
 def test_links_and_devices_in_a_zip_refuse_it(tmp_path):
     for kind in (stat.S_IFLNK, stat.S_IFCHR, stat.S_IFIFO):
-        path = write_zip(tmp_path / "x.zip", tree(NAMES))
+        path = write_zip(tmp_path / "x.zip", tree(SPLIT))
         info = zipfile.ZipInfo("train/cat/link.png")
         info.create_system = 3
         info.external_attr = (kind | 0o777) << 16
@@ -122,7 +121,7 @@ def test_a_zip_bomb_is_refused_before_anything_is_unpacked(tmp_path, monkeypatch
 
 @pytest.mark.slow
 def test_one_oversized_entry_costs_that_image_and_no_memory(tmp_path):
-    write_zip(tmp_path / "x.zip", {**tree(NAMES), "train/cat/bomb.png": bytes(100 << 20)})
+    write_zip(tmp_path / "x.zip", {**tree(SPLIT), "train/cat/bomb.png": bytes(100 << 20)})
     tracemalloc.start()
     data = open_dataset(f"folder:{tmp_path / 'x.zip'}")
     bad_image(
@@ -137,7 +136,7 @@ def test_one_oversized_entry_costs_that_image_and_no_memory(tmp_path):
 
 
 def test_a_lying_size_is_a_bad_image_and_unpacks_no_more_than_it_says(tmp_path):
-    path = write_zip(tmp_path / "x.zip", {**tree(NAMES), "train/cat/liar.png": bytes(30 << 20)})
+    path = write_zip(tmp_path / "x.zip", {**tree(SPLIT), "train/cat/liar.png": bytes(30 << 20)})
     raw = path.read_bytes()
     # its record in the central directory; the size is at +24
     at = raw.rindex(b"train/cat/liar.png") - 46
@@ -152,9 +151,9 @@ def test_a_lying_size_is_a_bad_image_and_unpacks_no_more_than_it_says(tmp_path):
     [(".tar.gz", "w:gz", "gunzip"), (".tar.bz2", "w:bz2", "bunzip2"), (".tar.xz", "w:xz", "unxz")],
 )
 def test_a_compressed_tar_is_refused_with_the_command_that_helps(tmp_path, suffix, mode, tool):
-    path = write_tar(tmp_path / f"x{suffix}", tree(NAMES), mode)
+    path = write_tar(tmp_path / f"x{suffix}", tree(SPLIT), mode)
     refused(path, f"{tool} --keep {path}", code=Exit.USAGE)
-    refused(write_tar(tmp_path / "y.tar", tree(NAMES), mode), tool, code=Exit.USAGE)
+    refused(write_tar(tmp_path / "y.tar", tree(SPLIT), mode), tool, code=Exit.USAGE)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +168,7 @@ def test_a_compressed_tar_is_refused_with_the_command_that_helps(tmp_path, suffi
 def test_a_directory_of_entries_that_cannot_be_read_refuses_the_zip(
     tmp_path, field, value, words, code
 ):
-    path = write_zip(tmp_path / "x.zip", tree(NAMES), compression=0)
+    path = write_zip(tmp_path / "x.zip", tree(SPLIT), compression=0)
     raw = path.read_bytes()
     at = raw.index(b"PK\x01\x02") + field
     path.write_bytes(raw[:at] + value + raw[at + len(value) :])
@@ -184,7 +183,7 @@ def test_files_that_are_no_archive_are_refused(tmp_path):
 
 
 def test_a_tar_cut_anywhere_is_refused_and_never_shortened(tmp_path):
-    path = write_tar(tmp_path / "whole.tar", tree(NAMES))
+    path = write_tar(tmp_path / "whole.tar", tree(SPLIT))
     with tarfile.open(path) as archive:
         ends = [m.offset_data + (m.size + 511) // 512 * 512 for m in archive.getmembers()]
     whole = path.read_bytes()
@@ -204,7 +203,7 @@ def test_damaged_data_in_a_zip_costs_one_image(tmp_path):
         (zipfile.ZIP_DEFLATED, 0.5, 0x55),
         (zipfile.ZIP_DEFLATED, 0, 0x02),
     ):
-        path = write_zip(tmp_path / "x.zip", tree(NAMES), compression)
+        path = write_zip(tmp_path / "x.zip", tree(SPLIT), compression)
         with zipfile.ZipFile(path) as archive:
             info = archive.getinfo("train/cat/1.png")
         raw = bytearray(path.read_bytes())
@@ -216,7 +215,7 @@ def test_damaged_data_in_a_zip_costs_one_image(tmp_path):
             if name == "train/cat/1.png":
                 bad_image(data.source.read, row, "damaged")
             else:
-                assert data.source.read(row) == tree(NAMES)[name]
+                assert data.source.read(row) == tree(SPLIT)[name]
 
 
 @pytest.mark.slow
@@ -226,7 +225,7 @@ def test_random_damage_never_gives_anything_but_the_image_or_a_refusal(
     tmp_path_factory, where, byte, suffix
 ):
     folder = tmp_path_factory.mktemp("damage")
-    files = tree(NAMES)
+    files = tree(SPLIT)
     path = folder / f"x{suffix}"
     (write_zip if suffix == ".zip" else write_tar)(path, files)
     raw = bytearray(path.read_bytes())
@@ -246,21 +245,21 @@ def test_random_damage_never_gives_anything_but_the_image_or_a_refusal(
 
 
 def test_an_archive_that_changes_under_a_reader_is_noticed(tmp_path):
-    path = write_zip(tmp_path / "x.zip", tree(NAMES))
+    path = write_zip(tmp_path / "x.zip", tree(SPLIT))
     open_dataset(f"folder:{path}")
     # uids from memory: the file is not open yet
     fresh = open_dataset(f"folder:{path}")
-    write_zip(path, tree([*NAMES, "train/cat/9.png"]))
+    write_zip(path, tree([*SPLIT, "train/cat/9.png"]))
     machine_error(lambda: fresh.source.read(0), "has changed since it was listed")
 
 
 def test_an_archive_of_too_many_entries_is_refused(tmp_path, monkeypatch):
     for path in (
-        write_zip(tmp_path / "x.zip", tree(NAMES)),
-        write_tar(tmp_path / "x.tar", tree(NAMES)),
+        write_zip(tmp_path / "x.zip", tree(SPLIT)),
+        write_tar(tmp_path / "x.tar", tree(SPLIT)),
     ):
-        monkeypatch.setattr(archives, "MAX_ENTRIES", len(NAMES))
-        assert len(open_dataset(f"folder:{path}")) == len(NAMES)
-        monkeypatch.setattr(archives, "MAX_ENTRIES", len(NAMES) - 1)
+        monkeypatch.setattr(archives, "MAX_ENTRIES", len(SPLIT))
+        assert len(open_dataset(f"folder:{path}")) == len(SPLIT)
+        monkeypatch.setattr(archives, "MAX_ENTRIES", len(SPLIT) - 1)
         os.utime(path, (1, 1))  # what was read before is remembered until the file changes
         refused(path, "more than 11 entries")

@@ -13,7 +13,7 @@ import pytest
 from conversion_lines import run_conversion
 from hypothesis import given
 from hypothesis import strategies as st
-from make_images import encoded, pixels, png, tree, write_directory, write_tar, write_zip
+from make_images import SPLIT, encoded, pixels, png, tree, write_directory, write_tar, write_zip
 from no_dataset import missing_dataset, no_dataset
 from opened import digests, open_dataset, peek
 from refusal import bad_image, refused
@@ -26,7 +26,6 @@ from fedcache.extract.image_files import MAX_BYTES
 from fedcache.extract.images import decode
 from fedcache.tables.splits import SPLIT_WORDS
 
-SPLIT = [f"{s}/{c}/{i}.png" for s in ("train", "test") for c in ("cat", "dog") for i in range(3)]
 OFFICE = [
     f"{d}/{c}/{i}.jpg"
     for d in ("amazon", "dslr")
