@@ -2,7 +2,6 @@
 
 import csv
 import json
-from pathlib import Path
 
 import joblib
 import numpy as np
@@ -25,7 +24,7 @@ from fedcache.store.store import Store
 CLIENTS = "--scheme dirichlet --clients 5 --option alpha=0.3 --option test_protocol=matched"
 
 
-def trained(place: Path) -> Path:
+def trained(place):
     """A store of six classes that overlap, and runs of one model, of a model per client, and of prototypes."""
     x, y = around(6, 100, 1.3)
     split = np.arange(600) // 6 % 3 == 0
@@ -39,13 +38,13 @@ def trained(place: Path) -> Path:
 store = made_once(trained)
 
 
-def prior_of(store: Path, method: str, kind: str, *more: object) -> dict:
+def prior_of(store, method, kind, *more):
     done = data_of(f"evaluate {run_of(method)} --store {store} --client-prior {kind}", *more)
     (found,) = done["runs"]
     return found["client_prior"]
 
 
-def by_hand(store: Path, kind: str) -> dict[str, int]:
+def by_hand(store, kind):
     """Right predictions of each client with its prior, from the scores of the loaded model alone."""
     held = Store.open(store)
     run = run_of("fed3r")

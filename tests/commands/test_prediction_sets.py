@@ -2,7 +2,6 @@
 
 import json
 import shlex
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from fedcache.models.evaluate import threshold
 from fedcache.store.store import Store
 
 
-def trained(place: Path) -> Path:
+def trained(place):
     """A store of six classes that overlap, one without rows of the test split, and runs of one client per class."""
     x, y = around(6, 100, 1.3)
     block = np.arange(600) // 6

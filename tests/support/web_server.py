@@ -1,7 +1,6 @@
 """A web server over a folder, as far as object stores and web hosts differ: ranges, and requests that fail."""
 
 import mimetypes
-import ssl
 import threading
 import time
 from contextlib import contextmanager, suppress
@@ -30,7 +29,7 @@ class WebServer:
 
 
 @contextmanager
-def web_server(folder, context: ssl.SSLContext | None = None):
+def web_server(folder, context=None):
     """A server of a folder, on the loopback interface; with TLS where a context is given."""
     made = WebServer(folder)
 

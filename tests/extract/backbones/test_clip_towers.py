@@ -7,6 +7,7 @@ from pathlib import Path
 import open_clip
 import pytest
 import torch
+from checkpoint_files import images
 from open_clip.model import CLIP, CLIPTextCfg, CLIPVisionCfg, CustomTextCLIP
 from refusal import refused
 from tolerance import SUMS, close
@@ -75,14 +76,12 @@ def test_untrained_prompts_have_the_text_features_of_the_extraction(towers):
 
 def test_images_have_the_features_of_the_extraction_bit_for_bit(towers):
     recipe = RECIPE if towers.name == "tiny-clip" else glyph_clip.BACKBONE.recipe
-    side = recipe.size
-    images = torch.randint(
-        0, 256, (5, side, side, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
-    )
-    live = towers.image.encode(towers.image.normalise(images))
-    assert torch.equal(live, normalize(towers.encoder.image(images), dim=-1))
+    seen = images(5, recipe.size)
+    normalised = towers.image.normalise(seen)
+    live = towers.image.encode(normalised)
+    assert torch.equal(live, normalize(towers.encoder.image(seen), dim=-1))
     mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in (recipe.mean, recipe.std))
-    assert close(towers.image.normalise(images), (images.permute(0, 3, 1, 2) / 255 - mean) / std, 4)
+    assert close(normalised, (seen.permute(0, 3, 1, 2) / 255 - mean) / std, 4)
 
 
 def test_inputs_take_a_gradient_and_weights_none(towers):

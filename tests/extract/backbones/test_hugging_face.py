@@ -9,6 +9,7 @@ import pytest
 import tiny_hf
 import torch
 import transformers
+from checkpoint_files import images
 from command import data_of, fedcache
 from made_path import place_of
 from pictures import folder
@@ -25,9 +26,7 @@ from fedcache.extract.backbones.own import content_sha256
 from fedcache.extract.backbones.text_encoder import TextEncoder
 from fedcache.store.store import Store
 
-IMAGES = torch.randint(
-    0, 256, (3, 16, 16, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
-)
+IMAGES = images(3, 16)
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from checkpoint_files import images
 from command import data_of
 from failing_command import must_fail, must_fail_machine
 from pictures import folder
@@ -242,10 +243,8 @@ def test_an_exported_efficientnet_gives_timms_features(tmp_path):
     recipe = file.recipe.override({"norm": "half"})
     assert recipe.mean == row.recipe.mean
     assert recipe.std == row.recipe.std
-    images = torch.randint(
-        0, 256, (3, 224, 224, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
-    )
-    theirs = features_of(file, images, norm="half")
-    ours = network.image(images).numpy()
+    seen = images(3, 224)
+    theirs = features_of(file, seen, norm="half")
+    ours = network.image(seen).numpy()
     assert np.abs(ours).max() > 1
     assert np.abs(theirs - ours).max() < 1e-4

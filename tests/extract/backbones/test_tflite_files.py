@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from checkpoint_files import images
 from command import data_of, fedcache
 from failing_command import must_fail_machine
 from made_path import place_of
@@ -173,10 +174,8 @@ def test_the_features_are_what_the_classifier_reads(name):
 
     row = BACKBONES[name]
     path = Path(str(FILES)) / row.files[0]
-    images = torch.randint(
-        0, 256, (2, 224, 224, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)
-    )
-    features = features_of(row, images, path)
+    seen = images(2, 224)
+    features = features_of(row, seen, path)
     assert features.shape == (2, 1280)
     assert features.min() >= 0  # after a ReLU6
     assert len(np.unique(features)) > 20
@@ -192,4 +191,4 @@ def test_the_features_are_what_the_classifier_reads(name):
     )
     expected = features @ weights.reshape(len(bias), 1280).T + bias
     step = details[dense.outputs[0]]["quantization"][0]
-    assert np.abs(features_of(scores, images) - expected).max() < 0.51 * step
+    assert np.abs(features_of(scores, seen) - expected).max() < 0.51 * step

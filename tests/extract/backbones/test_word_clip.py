@@ -6,6 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from checkpoint_files import images
 from refusal import machine_error
 
 from fedcache.extract.backbones import lookup, word_clip
@@ -144,8 +145,8 @@ def test_a_word_is_nearest_to_classes_of_its_kind(encoder, name):
 
 def test_image_features_are_those_of_the_network_alone(encoder, tmp_path):
     alone = loaded("efficientnet-lite0", tmp_path)
-    images = torch.randint(0, 256, (2, 64, 64, 3), dtype=torch.uint8)
-    assert torch.equal(encoder.image(images), alone.image(images))
+    seen = images(2, 64)
+    assert torch.equal(encoder.image(seen), alone.image(seen))
 
 
 def test_bfloat16_weights_are_cast_once(tmp_path):
