@@ -17,9 +17,7 @@ from refusal import refused
 
 import fedcache as fc
 from fedcache.errors import Exit
-from fedcache.federate.partition.partition import Partition
 from fedcache.models.client_prior import ClientPriors
-from fedcache.store.store import Store
 
 CLIENTS = "--scheme dirichlet --clients 5 --option alpha=0.3 --option test_protocol=matched"
 
@@ -46,12 +44,12 @@ def prior_of(store, method, kind, *more):
 
 def by_hand(store, kind):
     """Right predictions of each client with its prior, from the scores of the loaded model alone."""
-    held = Store.open(store)
+    held = fc.Store.open(store)
     run = run_of("fed3r")
     model = fc.load_model(run)
     X, y = held.Xy(split=None)
     (file,) = run.glob("partition-*.partition")
-    clients = Partition.load(file).clients
+    clients = fc.Partition.load(file).clients
     counts = np.stack([np.bincount(y[c.train], minlength=6) for c in clients])
     logs = np.log(model.probabilities(X))
     shares = counts.astype(float)
@@ -119,9 +117,9 @@ def test_every_other_figure_and_the_stored_run_stay_as_they_are(store):
 @pytest.mark.parametrize("kind", ["classes", "counts", "fitted"])
 def test_predictions_and_exports_of_a_client_are_those_that_evaluate_scores(store, tmp_path, kind):
     run = run_of("fed3r")
-    held = Store.open(store)
+    held = fc.Store.open(store)
     (file,) = run.glob("partition-*.partition")
-    client = Partition.load(file).clients[1]
+    client = fc.Partition.load(file).clients[1]
     X, y = (a[client.test] for a in held.Xy(split=None))
     prior = ("--client", client.name, "--client-prior", kind)
     model = fc.load_model(run, client.name, client_prior=kind)

@@ -13,11 +13,10 @@ from made_path import extracted, place_of, results, run_of
 from pictures import folder
 
 import fedcache as fc
+from fedcache import Store
 from fedcache.config import Home
 from fedcache.errors import Exit
-from fedcache.federate.partition.partition import Partition
 from fedcache.store.catalog import recall_last
-from fedcache.store.store import Store
 
 GLYPHS = "--backbones glyph-clip"
 METHODS = {
@@ -185,7 +184,7 @@ def test_only_rows_that_clients_were_dealt_count_as_trained_on(store, tmp_path):
     run = place_of(f"train --method fed3r {words}")
     held = Store.open(store)
     (parts,) = run.glob("partition-*.partition")
-    dealt = np.concatenate([c.train for c in Partition.load(parts).clients])
+    dealt = np.concatenate([c.train for c in fc.Partition.load(parts).clients])
     assert 0 < len(dealt) < 48
     assert counted(run, "--store", store) == [f"{len(dealt)} of 72"]
     # One client's store, cut with a partition of other rows: those that both hold.

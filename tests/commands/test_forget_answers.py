@@ -15,9 +15,6 @@ import fedcache as fc
 from fedcache.config import Home
 from fedcache.federate.execution import executor
 from fedcache.federate.methods import METHODS
-from fedcache.federate.partition.partition import Partition
-from fedcache.plugins import register
-from fedcache.store.store import Store
 
 ADDITIVE = [name for name, method in METHODS.items() if method.additive(method.resolve())]
 
@@ -33,7 +30,7 @@ parts = made_once(assigned)
 
 
 def the_store():
-    return Store.open(next(Home.from_environment().stores.iterdir()))
+    return fc.Store.open(next(Home.from_environment().stores.iterdir()))
 
 
 def trained(words):
@@ -53,7 +50,7 @@ def test_the_new_run_is_that_of_clients_that_never_met_the_forgotten_one(parts, 
     assert done.difference < 1e-6
     assert done.rows == 24
     assert done.run.result["partition"]["args"]["forgotten"] == ["ink"]
-    whole = Partition.load(parts)
+    whole = fc.Partition.load(parts)
     others = [client for client in whole.clients if client.name != "ink"]
     replace(whole, clients=others).save(tmp_path / "others.partition")
     never = trained(f"{words} {tmp_path / 'others.partition'}")
@@ -73,7 +70,7 @@ def test_a_method_that_says_it_adds_up_and_does_not_fails(parts):
         state, up = ncm.fit(down, state, data, ctx)
         return state, {**up, "sum": up["sum"] + 0.1 * ctx.env.clients}
 
-    register("method", replace(ncm, name="by-clients", fit=by_clients))
+    fc.register("method", replace(ncm, name="by-clients", fit=by_clients))
     run = trained("by-clients --partition sites")
     must_fail_training(
         "by-clients declares that its model depends only on the sum of all uploads. This is wrong",
@@ -113,9 +110,9 @@ def test_validation_and_test_rows_leave_with_the_client(parts, monkeypatch):
     made = "--scheme dirichlet --clients 6 --option test_protocol=matched --validation 0.2"
     run = trained(f"fed3r {made}")
     place = Home.from_environment().runs / run / "partition-0.partition"
-    whole = Partition.load(place)
+    whole = fc.Partition.load(place)
     assert data_of(f"forget {run} --client client-2")["difference"] < 1e-6
-    few = Partition.load(next(parts.parent.glob("*-without-client-2-*")))
+    few = fc.Partition.load(next(parts.parent.glob("*-without-client-2-*")))
     gone = whole.clients[2]
     others = [client for client in whole.clients if client.name != gone.name]
     for field in ("train", "test", "validation"):

@@ -7,9 +7,8 @@ from failing_command import must_fail
 from homes import made_once
 from own_package import python
 
-from fedcache import testing
+from fedcache import Store, testing
 from fedcache.errors import Exit
-from fedcache.store.store import Store
 from fedcache.testing import LawBroken
 
 store = made_once(small_store)

@@ -8,10 +8,10 @@ from homes import made_once
 from made_path import extracted, place_of, results
 from pictures import CLASSES, folder
 
+from fedcache import Store
 from fedcache.config import Home
 from fedcache.errors import Exit
 from fedcache.models.saved_model import SavedModel
-from fedcache.store.store import Store
 
 METHODS = {"tip-local": "", "fedpcl": "--rounds 2", "fed3r": "", "ditto": "--rounds 2 --seeds 0,1"}
 

@@ -12,9 +12,7 @@ from homes import made_once
 from made_path import place_of, run_of
 
 import fedcache as fc
-from fedcache.federate.partition.partition import Partition
 from fedcache.models.evaluate import threshold
-from fedcache.store.store import Store
 
 
 def trained(place):
@@ -65,10 +63,10 @@ def test_a_row_of_one_of_several_unlike_clients_is_covered():
 @pytest.mark.parametrize("coverage", [0.3, 0.8, 0.99])
 def test_all_figures_are_those_of_the_probabilities_of_the_loaded_model(store, tmp_path, coverage):
     run = run_of("fed3r")
-    X, y = Store.open(store).Xy(split=None)
+    X, y = fc.Store.open(store).Xy(split=None)
     score = 1 - fc.load_model(run).probabilities(X)
     (file,) = run.glob("partition-*.partition")
-    clients = Partition.load(file).clients
+    clients = fc.Partition.load(file).clients
     held = np.concatenate([c.validation for c in clients])
     q = np.inf
     if coverage < 0.99:

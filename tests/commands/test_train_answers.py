@@ -8,11 +8,11 @@ from command import data_of, fedcache
 from failing_command import must_fail
 from refusal import refused
 
+from fedcache import Run
 from fedcache.commands.train import grid_answer, list_ready_grids, swept_values
 from fedcache.errors import Exit
 from fedcache.grids.presets import find_preset, preset_names
 from fedcache.grids.result import Grid, LostPoint, Point
-from fedcache.runs.run import Run
 
 
 def point(lr, mean, *, reused=False, seconds=2.0, worst=None):

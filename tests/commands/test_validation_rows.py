@@ -13,10 +13,10 @@ from refusal import refused
 from sklearn.linear_model import Ridge
 
 import fedcache as fc
+from fedcache import Store
 from fedcache.config import Home, TrainConfig
 from fedcache.federate.engines.flower.site import SiteRequest
 from fedcache.runs.directory import has_model
-from fedcache.store.store import Store
 from fedcache.ui.server import GridIndex, RunIndex
 
 QUARTER = "--validation 0.25"

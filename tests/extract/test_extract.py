@@ -19,7 +19,6 @@ from toy_store import content
 import fedcache as fc
 from fedcache.errors import Exit
 from fedcache.extract import extract_dataset as extraction
-from fedcache.store.store import Store
 
 SMALL = "--batch 4 --chunk-rows 8 --workers 0"
 COUNTS = ("images", "ok", "decoded", "workers", "forward_batches", "kept_chunks", "chunks", "state")
@@ -56,7 +55,7 @@ def test_a_batch_without_a_readable_image_has_the_size_of_the_others(images, tmp
     words = f"extract --dataset folder:{images} --backbones pixels --batch 1 --workers {workers}"
     done = fedcache(words, "--max-bad", 1, "--store", tmp_path / "pixels.zarr")
     assert done.code == Exit.QUARANTINED
-    store = Store.open(tmp_path / "pixels.zarr")
+    store = fc.Store.open(tmp_path / "pixels.zarr")
     (key,) = store.arrays
     bad = np.flatnonzero(store.samples.ok == 0)
     assert len(bad) == 1
@@ -77,7 +76,7 @@ def test_images_of_several_sizes_are_refused_without_leaving_a_store(images, pla
 def test_a_bad_image_keeps_its_row_and_is_named(images):
     (images / "train/ant/broken.png").write_bytes(b"not a picture")
     done = extract(images)
-    store = Store.open(done.data["path"])
+    store = fc.Store.open(done.data["path"])
     row = list(store.samples.name).index("train/ant/broken.png")
     assert np.flatnonzero(store.samples.ok == 0).tolist() == [row]
     features = store.reader(done.data["arrays"][0]["key"]).all()

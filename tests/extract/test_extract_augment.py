@@ -8,7 +8,7 @@ from command import data_of, ok
 from failing_command import must_fail, must_fail_store
 from pictures import folder
 
-from fedcache.store.store import Store
+from fedcache import Store
 
 WORDS = "--backbones random-projection --recipe random-projection:size=16 --batch 4"
 POLICY = "flip=0.5,rotate=30,gaussian-noise=20:0.1"

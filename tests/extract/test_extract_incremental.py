@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from pictures import CLASSES, folder, picture
 from test_extract import SMALL, extract
 
+from fedcache import Store
 from fedcache.errors import Exit
 from fedcache.runs.partitions import make_partition
 from fedcache.store.manifest import VANISHED
-from fedcache.store.store import Store
 from fedcache.store.verify import verify
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from fedcache import Recipe
 from fedcache.extract.backbones.backbone import ModuleEncoder
-from fedcache.extract.recipe import Recipe
 
 
 class Own(nn.Linear):

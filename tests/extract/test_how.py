@@ -12,6 +12,7 @@ from refusal import machine_error
 from torch._inductor import config as inductor
 from weights_at import located
 
+from fedcache import Store
 from fedcache.config import ExtractConfig
 from fedcache.errors import Exit
 from fedcache.extract import how
@@ -21,7 +22,6 @@ from fedcache.extract.batches import ComputeSettings, FeatureJob
 from fedcache.extract.device import Device
 from fedcache.extract.how import COMPUTES_FEATURES, FOLDER, features_code_digest
 from fedcache.store.journal import journals
-from fedcache.store.store import Store
 
 
 @pytest.fixture

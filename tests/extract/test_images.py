@@ -14,10 +14,10 @@ from make_images import encoded, pixels
 from PIL import Image, PngImagePlugin
 from refusal import bad_image
 
+from fedcache import Recipe
 from fedcache.extract import images
 from fedcache.extract.image_files import MAX_BYTES, BadImage
 from fedcache.extract.images import MAX_PIXELS, decode, from_pillow, quiet, resize
-from fedcache.extract.recipe import Recipe
 
 
 def recipe(**changes):

@@ -7,7 +7,7 @@ import pytest
 from command import data_of, ok
 from make_images import tree, write_directory
 
-from fedcache.store.store import Store
+from fedcache import Store
 
 RNG = np.random.default_rng(5)
 IMAGES = RNG.integers(0, 256, (60, 8, 8), dtype=np.uint8)

@@ -21,7 +21,6 @@ from fedcache.extract.planning.parts import parse_part
 from fedcache.progress import Silent
 from fedcache.store.join import rows_of_part
 from fedcache.store.manifest import StorePart
-from fedcache.store.store import Store
 
 SMALL = "--backbones random-projection --batch 4 --chunk-rows 8 --workers 0"
 
@@ -67,7 +66,7 @@ def test_parts_and_a_join_give_the_bytes_of_one_process(images, tmp_path):
     # Of 6 and of 3 chunks.
     held = [[a["chunks"] for a in data_of(f"inspect {place}")["arrays"]] for place in made]
     assert held == [[0, 1], [1, 2], [1, 1], [1, 2]]
-    assert [rows_of_part(Store.open(p, part=True))[0] for p in made] == [8, 24, 16, 16]
+    assert [rows_of_part(fc.Store.open(p, part=True))[0] for p in made] == [8, 24, 16, 16]
     assert [p.name for p in made] == [f"x.part-{i}-of-4.zarr" for i in (1, 2, 3, 4)]
     out = tmp_path / "out.zarr"
     done = joined([made[2], made[0], made[3], made[1]], out, "--max-bad", 3)
@@ -246,7 +245,7 @@ def test_a_damaged_part_is_named_and_its_command_makes_only_that_again(images, t
     damaged = fedcache("verify", made[1])
     assert damaged.code == Exit.CORRUPT
     assert "extract command of part 2 of 2" in damaged.out + damaged.err
-    assert Store.open(out).arrays == {}
+    assert fc.Store.open(out).arrays == {}
     again = part(images, tmp_path / "x.zarr", "2/2")
     assert again.data["decoded"] == 8
     assert again.data["arrays"][0]["kept_chunks"] == 2

@@ -7,8 +7,8 @@ from command import data_of, ok
 from made_path import place_of
 from make_images import tree, write_directory
 
+from fedcache import Store
 from fedcache.config import Home
-from fedcache.store.store import Store
 from fedcache.store.verify import verify
 
 WORDS = "--backbones random-projection --size 16 --workers 0"

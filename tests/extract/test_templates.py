@@ -5,7 +5,7 @@ from command import data_of, ok
 from made_path import place_of
 from pictures import folder
 
-from fedcache.store.store import Store
+from fedcache import Store
 
 SMALL = "--batch 4 --chunk-rows 8 --workers 0"
 OTHER = "the character {} here"

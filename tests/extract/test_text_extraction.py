@@ -10,7 +10,6 @@ from refusal import refused
 
 import fedcache as fc
 from fedcache.errors import Exit
-from fedcache.store.store import Store
 
 WORDS = ["sun", "rain", "wind", "snow", "bread", "soup", "fish", "salt"]
 
@@ -43,7 +42,7 @@ def test_rows_without_a_text_are_quarantined_by_name_and_never_zeros(bag, tmp_pa
     done = fedcache(f"{words} --max-bad 5 --json")
     assert done.code == Exit.QUARANTINED
     assert done.data["bad"][3]["reason"] == "the text is empty"
-    store = Store.open(done.data["path"])
+    store = fc.Store.open(done.data["path"])
     (key,) = store.arrays
     rows = store.reader(key).all()[:, 0]
     assert np.flatnonzero(np.isnan(rows).any(1)).tolist() == bad
@@ -92,7 +91,7 @@ def test_a_model_of_rows_predicts_from_a_store(bag):
 
 def decoder_rows(done):
     """The features of every array of a store, as bytes, by the recipe's word for its output."""
-    store = Store.open(done.data["path"])
+    store = fc.Store.open(done.data["path"])
     return {
         str(array.recipe["pooling"]): store.reader(key).all().tobytes()
         for key, array in store.arrays.items()

@@ -12,10 +12,10 @@ from scipy.special import log_softmax, softmax
 from torch.nn.functional import normalize, one_hot
 
 import fedcache as fc
+from fedcache import Store
 from fedcache.errors import UsageError
 from fedcache.heads.losses import MASKED
 from fedcache.models.adapt import ADAPTATIONS, ScaledHead, resolve
-from fedcache.store.store import Store
 
 C = 5
 D = 7

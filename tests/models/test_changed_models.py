@@ -20,15 +20,14 @@ from made_path import place_of
 from pictures import folder
 from refusal import store_error
 
+from fedcache import Recipe, Store
 from fedcache.config import Home
 from fedcache.errors import FedcacheError, UsageError
-from fedcache.extract.recipe import Recipe
 from fedcache.federate.methods import find_method
 from fedcache.models.saved_model import KIND, ModelOptions, SavedModel
 from fedcache.progress import Silent
 from fedcache.runs.predict_run import model_file, open_predictor
 from fedcache.store.files import read_sealed, write_sealed
-from fedcache.store.store import Store
 
 METHODS = {
     "one model": "fedavg --rounds 2 --backbones random-projection:16",

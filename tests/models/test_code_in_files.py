@@ -14,7 +14,6 @@ from refusal import store_error
 import fedcache as fc
 from fedcache import plugins
 from fedcache.extract.backbones import own_module
-from fedcache.extract.recipe import Recipe
 from fedcache.models.saved_model import SavedModel
 from fedcache.runs.predict_run import model_file
 
@@ -65,7 +64,7 @@ def forget_all(monkeypatch):
 def hostile(run, name=NAME, **changed):
     """The model of a run whose recipe names code, sealed as anybody can seal a file."""
     model = SavedModel.load(model_file(run, 0))
-    known = Recipe.from_dict(model.facts.recipes[0])
+    known = fc.Recipe.from_dict(model.facts.recipes[0])
     recipe = replace(known, backbone=name, weights="a" * 64, size=16)
     facts = replace(model.facts, keys=(recipe.key,), recipes=(recipe.to_dict(),), **changed)
     path = Path("hostile.safetensors")

@@ -18,12 +18,11 @@ from homes import made_once
 from made_path import place_of
 from opened import open_dataset
 
+from fedcache import Partition, Store
 from fedcache.config import Home
 from fedcache.extract.images import decode
 from fedcache.extract.planning.plan import memory_of
 from fedcache.federate.methods import METHODS
-from fedcache.federate.partition.partition import Partition
-from fedcache.store.store import Store
 
 pytestmark = pytest.mark.slow
 

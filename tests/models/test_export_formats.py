@@ -18,8 +18,8 @@ from refusal import machine_error, refused
 from safetensors.torch import load_file
 from test_export_program import LINEAR, first, nine_rows, trained
 
+from fedcache import Recipe
 from fedcache.extract import images
-from fedcache.extract.recipe import Recipe
 from fedcache.federate.methods import METHODS
 from fedcache.heads.losses import MASKED
 from fedcache.models.export import program

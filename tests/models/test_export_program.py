@@ -13,8 +13,8 @@ from methods_tried import tried
 from refusal import refused
 from test_saved_model import facts_of, rows_of
 
+from fedcache import Recipe
 from fedcache.errors import UsageError
-from fedcache.extract.recipe import Recipe
 from fedcache.federate.engine.client_data import FEAT_POSTS, prepare_features
 from fedcache.federate.engine.method import ClientOverrides
 from fedcache.federate.methods import METHODS

@@ -25,7 +25,6 @@ from refusal import machine_error, refused
 
 import fedcache as fc
 from fedcache.config import SaveModels
-from fedcache.extract.recipe import Recipe
 from fedcache.federate.execution.memory_estimate import Load
 from fedcache.federate.methods import METHODS
 from fedcache.models.saved_model import SavedModel
@@ -171,7 +170,7 @@ def test_weights_that_are_not_those_of_the_model_are_refused(store, tmp_path):
     model = model_of(place_of(FED3R))
     (recipe,) = model.facts.recipes
     made = {**recipe, "weights": "seed:7"}
-    facts = replace(model.facts, keys=(Recipe.from_dict(made).key,), recipes=(made,))
+    facts = replace(model.facts, keys=(fc.Recipe.from_dict(made).key,), recipes=(made,))
     replace(model, facts=facts).save(tmp_path / "m.safetensors")
     images = folder(tmp_path / "shapes", train=1, test=1)
     for words, code in ((f"{images} --workers 0", 6), (f"--store {store}", 4)):

@@ -16,7 +16,6 @@ from scipy import stats
 
 import fedcache as fc
 from fedcache.config import Home
-from fedcache.errors import FedcacheError
 from fedcache.report.comparison import (
     PairedBlocks,
     across,
@@ -338,7 +337,7 @@ def test_settings_make_blocks_of_equal_runs_without_holes():
     assert found.blocks == ("shapes, p0", "shapes, p1", "shapes, p2")
     assert found.values == pytest.approx(np.array([[0.1, 0.2, 0.3], [0.5, 0.6, 0.7]]))
     write("a9", "fedavg", [0.4], partition="p2")
-    with pytest.raises(FedcacheError, match=r"a2 .*a9"):
+    with pytest.raises(fc.FedcacheError, match=r"a2 .*a9"):
         across(entries(), "accuracy")
 
 

@@ -20,7 +20,6 @@ from PIL import Image
 import fedcache as fc
 from fedcache.report.render import SIDE, thumbnail_uri
 from fedcache.runs.partitions import load_partition
-from fedcache.store.store import Store
 
 IID = "--scheme iid --clients 4 --participation all"
 PRIVATE = "--dp-clip 1 --dp-noise 1"
@@ -80,7 +79,7 @@ def test_the_most_confident_mistakes_of_one_model_with_their_images(store, tmp_p
     assert "<img" not in page_of(tmp_path)  # nobody asked
     text = page_of(tmp_path, "--with-images")
     found = shown(text)
-    held = Store.open(store)
+    held = fc.Store.open(store)
     expected = sorted(
         wrong_rows(fc.load_model(run["path"]), held, np.flatnonzero(held.samples.split == 1))
     )
@@ -96,7 +95,7 @@ def test_of_clients_own_models_each_is_asked_about_its_own_rows(store, tmp_path)
     ok(f"partition --store {store} --scheme dirichlet --clients 4 --alpha 1 --name four")
     words = "--partition four --participation all --rounds 2 --set batch=4 --seeds 0,1"
     run = data_of(f"train --method fedrep {words}")
-    held = Store.open(store)
+    held = fc.Store.open(store)
     expected = []
     parts = load_partition(held, "four").to_payload()
     for client in parts["clients"]:

@@ -12,10 +12,9 @@ from files_now import times_of
 from pictures import folder
 from refusal import refused
 
+from fedcache import FedcacheError, register
 from fedcache.config import Home
-from fedcache.errors import FedcacheError
 from fedcache.federate.methods import METHODS
-from fedcache.plugins import register
 from fedcache.process import Stop
 from fedcache.progress import Silent
 from fedcache.reproduce.frozen_bench.measure import BenchRun, BenchScore, Block

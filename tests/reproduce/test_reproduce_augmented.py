@@ -6,11 +6,11 @@ from command import data_of
 from made_path import place_of
 from paper_trees import write_pairs
 
+from fedcache import Store
 from fedcache.config import Home
 from fedcache.extract.augment import canonical, parse_policy
 from fedcache.federate.methods import METHODS
 from fedcache.reproduce.planning import RequirementCheck, entry
-from fedcache.store.store import Store
 
 TINY = "--backbones random-projection:16 --seeds 0 --rounds 2"
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedcache import Store
 from fedcache.config import Home
 from fedcache.extract.datasets import paper
 from fedcache.federate.methods import METHODS
@@ -13,7 +14,6 @@ from fedcache.process import Stop
 from fedcache.progress import Silent
 from fedcache.reproduce.planning import Options, entry
 from fedcache.reproduce.runner import Workbench, short_batches
-from fedcache.store.store import Store
 
 
 @pytest.mark.parametrize("name", ["flesd-table1", "flesd-fig2", "flesd-fig4", "flesd-fig5"])

@@ -5,6 +5,7 @@ import json
 import pytest
 from refusal import refused
 
+from fedcache import Run
 from fedcache.reproduce.metrics import (
     Measurement,
     compare,
@@ -15,7 +16,6 @@ from fedcache.reproduce.metrics import (
     unit,
 )
 from fedcache.reproduce.planning import Printed
-from fedcache.runs.run import Run
 
 RESULT = {
     "clients": ["a", "b", "c"],

@@ -8,12 +8,12 @@ import pytest
 from refusal import store_error
 from toy_store import KEYS, create, fill, samples, whole, writer
 
+from fedcache import Store
 from fedcache.config import Home
 from fedcache.extract.planning.find_store import need_store, resolve_path
 from fedcache.store import catalog
 from fedcache.store.lock import hold_lock
 from fedcache.store.manifest import append_event
-from fedcache.store.store import Store
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from files_now import times_of
 from made_path import place_of
 from toy_store import create
 
+from fedcache import Store
 from fedcache.federate.methods import METHODS
 from fedcache.store.samples import HELD_OUT
-from fedcache.store.store import Store
 
 ROWS = 60
 LABELS = np.arange(ROWS) % 3

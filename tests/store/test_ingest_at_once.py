@@ -10,7 +10,7 @@ from command import apart
 from refusal import store_error
 from toy_store import KEYS, create, writer
 
-from fedcache.store.store import Store
+from fedcache import Store
 from fedcache.store.verify import verify
 
 X = normals(0, 3000, 16)

@@ -20,11 +20,11 @@ from hypothesis.extra import numpy as hnp
 from refusal import refused
 from safetensors.numpy import save_file
 
+from fedcache import Store
 from fedcache.store import content as contents
 from fedcache.store.chunks import all_finite, decode_strings, encode_strings
 from fedcache.store.content import arrange
 from fedcache.store.samples import held_out
-from fedcache.store.store import Store
 from fedcache.store.verify import verify
 from fedcache.tables import table_files as tables
 from fedcache.tables.embeddings import open_embeddings

@@ -15,7 +15,7 @@ from made_path import place_of
 from refusal import refused
 from test_store_exchange import Bomb
 
-from fedcache.store.store import Store
+from fedcache import Store
 from fedcache.tables.embeddings import open_embeddings
 from fedcache.tables.groups import Group
 from fedcache.tables.roles import ColumnChoice

@@ -20,8 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusal import corruption, refused
 
+from fedcache import Store
 from fedcache.store.content import arrange
-from fedcache.store.store import Store
 from fedcache.store.verify import verify
 from fedcache.tables import table_files as tables
 from fedcache.tables.embeddings import open_embeddings

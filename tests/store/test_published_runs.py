@@ -16,10 +16,10 @@ from made_path import place_of
 from refusal import store_error
 from web_server import web_server
 
+from fedcache import Store
 from fedcache.errors import Exit
 from fedcache.progress import Silent
 from fedcache.store import byte_source, publish
-from fedcache.store.store import Store
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 import typer.main
 
+from fedcache import FedcacheError
 from fedcache.cli import app
 from fedcache.config import ExtractConfig, PartitionConfig, TrainConfig
-from fedcache.errors import FedcacheError
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import SCHEMES
 

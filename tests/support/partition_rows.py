@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 from hypothesis import strategies as st
 
-from fedcache.errors import FedcacheError
+from fedcache import FedcacheError
 from fedcache.federate.partition.partition import Columns, make
 
 DATASET = "d" * 64

@@ -4,7 +4,7 @@ import numpy as np
 from command import data_of, ok
 from heard import Heard as Heard
 
-from fedcache.store.store import Store
+from fedcache import Store
 
 
 def missed_by(run):

@@ -29,12 +29,12 @@ from make_images import encoded
 from opened import open_dataset
 from refusal import refused
 
+from fedcache import Store
 from fedcache.extract.datasets.columns import in_a_spec
 from fedcache.extract.planning.ingest import open_any
 from fedcache.parsing import in_a_list, listed
 from fedcache.store.content import arrange
 from fedcache.store.samples import HELD_OUT
-from fedcache.store.store import Store
 from fedcache.tables.embeddings import open_embeddings
 from fedcache.tables.roles import ColumnChoice
 from fedcache.tables.table_files import EMPTY_CELLS

@@ -8,7 +8,7 @@ import pytest
 from command import python
 from refusal import refused
 
-from fedcache.errors import FedcacheError
+from fedcache import FedcacheError
 from fedcache.extract.backbones import BACKBONES, load, lookup
 from fedcache.extract.backbones.backbone import Weights
 from fedcache.extract.recipe import VERSION

@@ -17,14 +17,13 @@ from refusal import machine_error, refused
 from tolerance import SUMS, close
 from weights_at import encoder_at
 
-from fedcache import optional
+from fedcache import Store, optional
 from fedcache.errors import Exit
 from fedcache.extract.backbones import library_caches, lookup
 from fedcache.extract.backbones.hugging_face import fetch
 from fedcache.extract.backbones.hugging_face_folder import PATTERNS, PROMPTS, read_preprocessing
 from fedcache.extract.backbones.own import content_sha256
 from fedcache.extract.backbones.text_encoder import TextEncoder
-from fedcache.store.store import Store
 
 IMAGES = images(3, 16)
 

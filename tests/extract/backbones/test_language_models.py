@@ -13,10 +13,10 @@ from refusal import refused
 from tolerance import close
 from weights_at import encoder_at
 
+from fedcache import Recipe
 from fedcache.extract.backbones import lookup, lookup_recorded
 from fedcache.extract.backbones.own import content_sha256
 from fedcache.extract.backbones.text_encoder import Tokens, groups_by_length, pool
-from fedcache.extract.recipe import Recipe
 
 TEXTS = [
     "the cat sleeps",

@@ -20,7 +20,6 @@ from fedcache import optional
 from fedcache.extract.backbones import load, lookup, own
 from fedcache.plugins import bare_name
 from fedcache.store.files import file_sha256
-from fedcache.store.store import Store
 
 GREY = torch.full((3, 8, 8, 3), 51, dtype=torch.uint8)
 """Three images that are 51 everywhere: 0.2 of 255."""
@@ -123,7 +122,7 @@ def test_extract_train_and_predict_by_either_name(tmp_path, monkeypatch):
     (array,) = first["arrays"]
     assert array["recipe"]["backbone"] == "onnx:mine.onnx"
     assert array["recipe"]["weights"] == file_sha256(place / "mine.onnx")
-    stored = Store.open(first["path"])
+    stored = fc.Store.open(first["path"])
     assert not any(str(tmp_path).encode() in p.read_bytes() for p in stored.path.rglob("*.json"))
     assert {"onnxruntime", "threads", "code"} <= set(stored.arrays[array["key"]].how)
     monkeypatch.chdir("/")  # from elsewhere it is found where it lay

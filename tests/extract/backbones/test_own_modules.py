@@ -16,10 +16,10 @@ from tolerance import close
 from torch import nn
 
 import fedcache as fc
+from fedcache import Store
 from fedcache.extract.backbones import load, lookup, own_module
 from fedcache.extract.backbones.own_module import digest_of_module
 from fedcache.plugins import note_named
-from fedcache.store.store import Store
 
 FILE = """
 import torch

@@ -15,12 +15,12 @@ from refusal import refused
 from tolerance import SUMS, close
 from weights_at import encoder_at
 
+from fedcache import Store
 from fedcache.errors import Exit
 from fedcache.extract.backbones import lookup
 from fedcache.extract.backbones.own import content_sha256
 from fedcache.extract.backbones.text_encoder import TextEncoder, tokens_of
 from fedcache.plugins import note_named
-from fedcache.store.store import Store
 
 WORDS = [
     "a",

@@ -14,10 +14,9 @@ from refusal import refused
 from tiny_sounds import RATE, tone
 from tolerance import SUMS, close
 
+from fedcache import Recipe, Store
 from fedcache.errors import Exit
 from fedcache.extract.backbones import lookup, lookup_recorded
-from fedcache.extract.recipe import Recipe
-from fedcache.store.store import Store
 
 KINDS = ("wav2vec2", "whisper", "ast")
 
