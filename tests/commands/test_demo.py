@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from arrays import around
 from command import data_of
 from failing_command import must_fail
 
@@ -13,8 +14,7 @@ from fedcache.config import PartitionConfig
 @pytest.fixture
 def small(monkeypatch):
     """A store whose two arrays stand for the demo's backbones; it is partitioned in two ways as there."""
-    label = np.arange(60) % 3
-    x = np.random.default_rng(0).normal(size=(60, 4)) + 3 * np.eye(3, 4)[label]
+    x, label = around(3, 20, 3, width=4)
     store = fc.Store.from_arrays(
         {"plain": x, "worded": x}, labels=label, text={"worded": np.eye(3, 4)}, name="small"
     )

@@ -5,7 +5,7 @@ import shlex
 
 import numpy as np
 import pytest
-from arrays import around, rows_ingested
+from arrays import around, normals, rows_ingested
 from command import data_of, fedcache, ok
 from failing_command import must_fail, must_fail_store
 from homes import made_once
@@ -126,8 +126,7 @@ def test_a_score_that_equals_the_threshold_is_in_the_set(tmp_path):
 def test_validation_rows_without_labels_are_none(tmp_path):
     split = np.arange(60) % 3
     y = np.where(split == 2, -1, np.arange(60) % 4)
-    x = np.random.default_rng(0).normal(size=(60, 8))
-    path = rows_ingested(tmp_path, x, y, split, "--no-label=-1")
+    path = rows_ingested(tmp_path, normals(0, 60, 8), y, split, "--no-label=-1")
     words = "train --method fed3r --scheme iid --clients 2 --validation split"
     run = place_of(f"{words} --store {path}")
     words = f"evaluate {run} --store {path} --split test --coverage 0.5"

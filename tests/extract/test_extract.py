@@ -11,6 +11,7 @@ import torch
 from command import apart, fedcache, ok, python, words_of
 from failing_command import must_fail
 from heard import Heard
+from make_images import random_bytes
 from pictures import folder
 from PIL import Image
 from stopped_extraction import in_small_chunks, stop_extraction
@@ -262,14 +263,10 @@ def test_a_link_out_of_the_folder_is_left_out_with_a_warning_until_it_is_asked_f
     assert not asked.warnings
 
 
-def noise(count):
-    return np.random.default_rng(0).integers(0, 256, (count, 8, 8, 3), dtype=np.uint8)
-
-
 def test_images_without_classes_have_features_and_it_is_said_that_they_have_no_text_features(
     tmp_path,
 ):
-    np.save(tmp_path / "im.npy", noise(6))
+    np.save(tmp_path / "im.npy", random_bytes(0, 6, 8, 8, 3))
     done = fedcache(f"extract --dataset arrays:{tmp_path / 'im.npy'} --backbones glyph-clip")
     assert done.code == Exit.OK
     assert "no text features" in done.err
@@ -285,7 +282,7 @@ def test_images_without_classes_have_features_and_it_is_said_that_they_have_no_t
 
 
 def test_test_rows_that_hold_what_a_training_row_holds_are_said():
-    rows = [(Image.fromarray(x), i % 2) for i, x in enumerate(noise(30))]
+    rows = [(Image.fromarray(x), i % 2) for i, x in enumerate(random_bytes(0, 30, 8, 8, 3))]
     for first, said in ((20, 0), (18, 1)):
         heard = Heard()
         given = {"train": rows[:20], "test": rows[first:]}

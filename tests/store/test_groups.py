@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from arrays import normals
 from damage import flip_bit
 from refusal import corruption, refused
 
@@ -13,10 +14,7 @@ N = 12
 
 
 def store_at(path):
-    rng = np.random.default_rng(0)
-    return Store.from_arrays(
-        {"a": rng.normal(size=(N, 3)).astype("f4")}, labels=np.arange(N) % 2, path=path
-    )
+    return Store.from_arrays({"a": normals(0, N, 3)}, labels=np.arange(N) % 2, path=path)
 
 
 def test_a_store_keeps_groups_and_their_change_is_told(tmp_path):

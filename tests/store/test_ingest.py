@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+from arrays import around
 from command import data_of, fedcache, ok, words_of
 from failing_command import must_fail, must_fail_corrupt, must_fail_store
 from federation import small
@@ -17,10 +18,7 @@ from fedcache.federate.methods import METHODS
 from fedcache.store.samples import HELD_OUT
 
 ROWS = 60
-LABELS = np.arange(ROWS) % 3
-FEATURES = (
-    np.eye(4, dtype=np.float32)[LABELS] * 3 + np.random.default_rng(0).normal(size=(ROWS, 4))
-).astype("f4")
+FEATURES, LABELS = around(3, 20, 3, width=4)
 SPLIT = (np.arange(ROWS) % 6 == 0).astype(np.int64)
 TEXT = np.eye(4, dtype=np.float32)[:3]
 IID = "--scheme iid --clients 3"

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
+from arrays import normals
 from damage import flip_bit
 from draws import examples
 from hypothesis import given
@@ -35,7 +36,7 @@ ROWS = 1500
 
 
 def values(*shape, dtype="float16"):
-    return np.random.default_rng(0).standard_normal(shape).astype(dtype)
+    return normals(0, *shape).astype(dtype)
 
 
 def write(path, x, **columns):

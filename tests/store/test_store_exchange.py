@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from arrays import normals
 from embedding_file import read_embeddings
 from refusal import corruption, machine_error, refused
 from tolerance import close
@@ -26,8 +27,7 @@ ENDINGS = ("npz", "h5", "parquet", "safetensors")
 
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_all_that_a_store_says_of_its_rows_goes_out_and_comes_back(tmp_path, ending):
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(12, 4)).astype("f4")
+    x = normals(0, 12, 4)
     x[2] = np.nan
     groups = {
         "hospital": ["b", "a", None, "é é"] * 3,
@@ -45,7 +45,7 @@ def test_all_that_a_store_says_of_its_rows_goes_out_and_comes_back(tmp_path, end
         classes=["zebra", "10", "none", "9"],
         domains=["photo", "art", "photo", "art"] * 3,
         splits=[0, 1, 2, 0, 0, 1] * 2,
-        text={"net": rng.normal(size=(4, 4)).astype("f4")},
+        text={"net": normals(1, 4, 4)},
         groups=groups,
         drop_nan=True,
         path=tmp_path / "s.zarr",
@@ -78,13 +78,12 @@ def test_all_that_a_store_says_of_its_rows_goes_out_and_comes_back(tmp_path, end
 
 
 def test_the_order_of_a_files_keys_is_no_content(tmp_path):
-    rng = np.random.default_rng(0)
     given = {
-        "features/b": rng.normal(size=(6, 3)),
-        "features/a": rng.normal(size=(6, 2)),
+        "features/b": normals(0, 6, 3),
+        "features/a": normals(1, 6, 2),
         "labels": np.arange(6) % 2,
-        "text/b": rng.normal(size=(2, 3)),
-        "text/a": rng.normal(size=(2, 2)),
+        "text/b": normals(2, 2, 3),
+        "text/a": normals(3, 2, 2),
     }
 
     def digest(columns):

@@ -25,7 +25,7 @@ from failing_command import must_fail
 from hypothesis import Phase, example, given
 from hypothesis import strategies as st
 from made_path import place_of
-from make_images import encoded
+from make_images import encoded, random_bytes
 from opened import open_dataset
 from refusal import refused
 
@@ -41,7 +41,7 @@ from fedcache.tables.table_files import EMPTY_CELLS
 
 ROWS = 24
 FEATURES = normals(0, ROWS, 3)
-IMAGES = np.random.default_rng(1).integers(0, 255, (ROWS, 4, 4, 3), dtype=np.uint8)
+IMAGES = random_bytes(1, ROWS, 4, 4, 3)
 PNGS = [encoded(image) for image in IMAGES]
 TEXTS = [f"a text of its own, number {row}" for row in range(ROWS)]
 

@@ -8,7 +8,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from make_images import png, write_directory
+from make_images import png, random_bytes, write_directory
 from no_dataset import missing_dataset
 from opened import open_dataset, peek
 from refusal import bad_image, machine_error
@@ -26,8 +26,8 @@ datasets = pytest.importorskip("torchvision.datasets")
 @pytest.fixture
 def mnist(tmp_path):
     """60 training and 20 test images; label of image i is i mod 10."""
-    rng = np.random.default_rng(0)
-    train, test = (rng.integers(0, 256, (n, 28, 28), dtype=np.uint8) for n in (60, 20))
+    train = random_bytes(0, 60, 28, 28)
+    test = random_bytes(1, 20, 28, 28)
     root = tmp_path / "data/MNIST"
     for prefix, images in (("train", train), ("t10k", test)):
         write(
