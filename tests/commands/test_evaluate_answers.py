@@ -56,21 +56,10 @@ def test_the_runs_own_test_rows_give_the_stored_accuracy(store, method):
     assert whole["clients"]["mean"] == pytest.approx(whole["measures"]["accuracy"])
 
 
-def made_from(name):
-    """The one store that was made of a folder of this name."""
-    (path,) = (p for p in Home.from_environment().stores.glob("*.zarr") if p.name.startswith(name))
-    return Store.open(path)
-
-
-def batches(name):
-    """The batch size by backbone."""
-    return {
-        array.recipe["backbone"]: array.how["batch"] for array in made_from(name).arrays.values()
-    }
-
-
 @pytest.mark.slow
-def test_a_new_dataset_is_computed_as_the_features_of_the_run_were(once, tmp_path, monkeypatch):
+def test_a_new_dataset_is_computed_as_the_features_of_the_run_were(
+    once, own_home, tmp_path, monkeypatch
+):
     """In batches of their size, of each backbone: so figures are those of what ``predict`` says of the images."""
 
     def made(place):
@@ -84,23 +73,26 @@ def test_a_new_dataset_is_computed_as_the_features_of_the_run_were(once, tmp_pat
         "train --method fed3r --backbones random-projection,glyph-clip --scheme iid --clients 2"
     )
     new = folder(tmp_path / "other", train=2, test=12)
-    before = recall_last(Home.from_environment())
+    home = Home(own_home)
+    before = recall_last(home)
     words = f"evaluate {run} --dataset folder:{new} --workers 0"
     first = data_of(words)
     # what train takes by default is not what is evaluated on
-    assert recall_last(Home.from_environment()) == before
+    assert recall_last(home) == before
     monkeypatch.setattr("fedcache.runs.evaluate_run.extract", None)
     assert data_of(words) == first, "computed once"
     figures = first["runs"][0]["measures"]
-    assert batches("other") == {"random-projection": 32, "glyph-clip": 1}
-    held = made_from("other")
+    (path,) = own_home.glob("stores/other*.zarr")
+    held = Store.open(path)
+    batches = {a.recipe["backbone"]: a.how["batch"] for a in held.arrays.values()}
+    assert batches == {"random-projection": 32, "glyph-clip": 1}
     images = [new / name for name in held.samples.name]
     said, other, stored = (
         data_of(f"predict {run} --top 3", *words)["rows"]
         for words in (
             (*images, "--workers", 0),
             (*images, "--workers", 0, "--batch", 32),
-            ("--store", held.path),
+            ("--store", path),
         )
     )
     assert [row["top"] for row in said] == [row["top"] for row in stored]

@@ -12,7 +12,6 @@ from homes import made_once
 from made_path import extracted
 
 import fedcache as fc
-from fedcache.config import Home
 from fedcache.federate.execution import executor
 from fedcache.federate.methods import METHODS
 
@@ -21,16 +20,12 @@ ADDITIVE = [name for name, method in METHODS.items() if method.additive(method.r
 
 def assigned(place):
     """The saved partition ``sites`` of three domains, each a client."""
-    extracted(place, "glyph-clip", train=8, domains=("ink", "chalk", "oil"))
+    store = extracted(place, "glyph-clip", train=8, domains=("ink", "chalk", "oil"))
     ok("partition --scheme feature-shift --name sites")
-    return next(Home.from_environment().stores.glob("*/partitions/sites.partition"))
+    return store / "partitions/sites.partition"
 
 
 parts = made_once(assigned)
-
-
-def the_store():
-    return fc.Store.open(next(Home.from_environment().stores.iterdir()))
 
 
 def trained(words):
@@ -54,7 +49,7 @@ def test_the_new_run_is_that_of_clients_that_never_met_the_forgotten_one(parts, 
     others = [client for client in whole.clients if client.name != "ink"]
     replace(whole, clients=others).save(tmp_path / "others.partition")
     never = trained(f"{words} {tmp_path / 'others.partition'}")
-    X, _ = the_store().Xy("glyph-clip", split=None)
+    X, _ = fc.Store.open(parts.parents[1]).Xy("glyph-clip", split=None)
     for seed in (0, 1):
         expected = fc.load_model(never, seed=seed).scores(X)
         np.testing.assert_array_equal(done.run.model(seed).scores(X), expected)
@@ -105,11 +100,11 @@ def test_a_client_is_forgotten_once_and_never_the_last_one(parts):
     must_fail("only client", f"forget {run} --client oil")
 
 
-def test_validation_and_test_rows_leave_with_the_client(parts, monkeypatch):
+def test_validation_and_test_rows_leave_with_the_client(parts, own_home, monkeypatch):
     monkeypatch.setattr(executor, "TOGETHER_FROM", 2)  # as if there were many clients
     made = "--scheme dirichlet --clients 6 --option test_protocol=matched --validation 0.2"
     run = trained(f"fed3r {made}")
-    place = Home.from_environment().runs / run / "partition-0.partition"
+    place = own_home / "runs" / run / "partition-0.partition"
     whole = fc.Partition.load(place)
     assert data_of(f"forget {run} --client client-2")["difference"] < 1e-6
     few = fc.Partition.load(next(parts.parent.glob("*-without-client-2-*")))
@@ -124,5 +119,5 @@ def test_validation_and_test_rows_leave_with_the_client(parts, monkeypatch):
 
 def test_a_run_whose_store_is_gone_is_refused(parts):
     run = trained("fed3r --partition sites")
-    shutil.rmtree(the_store().path)
+    shutil.rmtree(parts.parents[1])
     must_fail_store("store", f"forget {run} --client ink")

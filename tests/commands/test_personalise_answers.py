@@ -9,7 +9,6 @@ from made_path import extracted, place_of, results
 from pictures import CLASSES, folder
 
 from fedcache import Store
-from fedcache.config import Home
 from fedcache.errors import Exit
 from fedcache.models.saved_model import SavedModel
 
@@ -22,7 +21,7 @@ def trained(place):
     made = data_of("partition --scheme feature-shift")
     for method, more in METHODS.items():
         ok(f"train --method {method} --partition {made['name']} {more}")
-    out = Home.from_environment().root / "sites"
+    out = place / "home/sites"
     ok(f"shard --partition {made['name']} --out {out}")
     return out
 
@@ -108,8 +107,7 @@ def test_rows_of_classes_that_the_model_does_not_know_are_told(sites, tmp_path, 
     images = folder(tmp_path / "more", train=4, test=2, domains=("new",))
     for split in ("train", "test"):
         (images / split / "new/zebra").rename(images / split / "new/unknown")
-    ok(f"extract --dataset folder:{images} --backbones glyph-clip --workers 0")
-    path = next(p for p in Home.from_environment().stores.glob("more*.zarr"))
+    path = place_of(f"extract --dataset folder:{images} --backbones glyph-clip --workers 0")
     run = run_of("fedpcl")
     done = fedcache(f"personalise {run} --store {path} --name z --rounds 1")
     assert done.code == 0

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import shlex
 import shutil
 from dataclasses import replace
@@ -190,7 +189,7 @@ def test_features_of_another_recipe_are_told_with_the_command_that_makes_those_o
 
 
 @pytest.mark.slow
-def test_predictions_are_written_in_three_formats(store, tmp_path):
+def test_predictions_are_written_in_three_formats(store, own_home, tmp_path):
     run = place_of(FED3R)
     images = folder(tmp_path / "shapes", train=1, test=1)
     (images / "zz.png").write_bytes(b"no image")
@@ -208,7 +207,7 @@ def test_predictions_are_written_in_three_formats(store, tmp_path):
         two = [row["probability"], row["probability_2"]]
         assert line["reason"] or two == [p for _, p in line["top"]]
     # nothing is left over
-    assert not list((Path(os.environ["FEDCACHE_HOME"]) / "scratch").iterdir())
+    assert not list((own_home / "scratch").iterdir())
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +54,7 @@ def test_a_proxy_end_to_end_and_again_from_what_is_stored(images, tmp_path):
     assert [c["values"] for c in again["cells"]] == [c["values"] for c in first["cells"]]
 
 
-def test_a_run_of_a_cell_is_an_ordinary_run(images):
+def test_a_run_of_a_cell_is_an_ordinary_run(images, own_home):
     words = ("fedpcl-table5", "--on", images, *TINY, "--recipe", "random-projection:16:size=16")
     labels = ("--only", "loss=FedPCL", "--only", "loss=Cross Entropy")
     cells = cells_of(*words, *labels)
@@ -63,7 +62,7 @@ def test_a_run_of_a_cell_is_an_ordinary_run(images):
     for cell in cells:
         assert cell["protocol"]["recipe"] == {"random-projection:16:size": "16"}
     path = Path(cell["runs"][0])
-    assert path.parent == Path(os.environ["FEDCACHE_HOME"]) / "runs"
+    assert path.parent == own_home / "runs"
     again = data_of(f"train --config {path}/config.toml")
     got = cell["values"]["client_mean"]["got"]["mean"]
     assert 100 * again["accuracy"]["client_mean"] == pytest.approx(got)
