@@ -3,12 +3,12 @@
 import signal
 import tomllib
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 import typer.main
 from command import data_of, fedcache, python
 from failing_command import must_fail, must_fail_store
+from loaded_files import ROOT
 from made_path import place_of
 from pictures import folder
 
@@ -142,5 +142,5 @@ except SystemExit as end:
     print(end.code)
 """
     assert python(code) == "130\n"
-    project = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert project["project"]["scripts"]["fedcache"] == "fedcache.__main__:main"

@@ -22,7 +22,8 @@ from fedcache.models.client_prior import ClientPriors
 CLIENTS = "--scheme dirichlet --clients 5 --option alpha=0.3 --option test_protocol=matched"
 
 
-def trained(place):
+@made_once
+def store(place):
     """A store of six classes that overlap, and runs of one model, of a model per client, and of prototypes."""
     x, y = around(6, 100, 1.3)
     split = np.arange(600) // 6 % 3 == 0
@@ -31,9 +32,6 @@ def trained(place):
     ok(f"train --method solo --rounds 2 {CLIENTS} --store {path}")
     ok(f"train --method fedpcl --rounds 1 {CLIENTS} --store {path}")
     return path
-
-
-store = made_once(trained)
 
 
 def prior_of(store, method, kind, *more):

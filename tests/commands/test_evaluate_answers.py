@@ -2,7 +2,6 @@
 
 import re
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,15 +27,13 @@ METHODS = {
 }
 
 
-def trained(place):
+@made_once
+def store(place):
     """A store of two domains, each a client, and a run of each method."""
     path = extracted(place, "glyph-clip,random-projection", train=8, domains=("ink", "chalk"))
     for method, more in METHODS.items():
         ok(f"train --method {method} --scheme feature-shift {more}")
     return path
-
-
-store = made_once(trained)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -154,7 +151,7 @@ def test_rows_that_a_model_was_trained_on_are_told_wherever_model_and_rows_lie(s
     file = run / "models/seed-0.safetensors"
     copied = tmp_path / "mine.safetensors"
     shutil.copy(file, copied)
-    moved = Path(shutil.copytree(store, tmp_path / "moved.zarr"))
+    moved = shutil.copytree(store, tmp_path / "moved.zarr")
     for model in (run, file, copied):
         for rows in (store, moved):
             assert counted(model, "--store", rows) == ["48 of 72"]

@@ -18,14 +18,12 @@ from fedcache.federate.methods import METHODS
 ADDITIVE = [name for name, method in METHODS.items() if method.additive(method.resolve())]
 
 
-def assigned(place):
+@made_once
+def parts(place):
     """The saved partition ``sites`` of three domains, each a client."""
     store = extracted(place, "glyph-clip", train=8, domains=("ink", "chalk", "oil"))
     ok("partition --scheme feature-shift --name sites")
     return store / "partitions/sites.partition"
-
-
-parts = made_once(assigned)
 
 
 def trained(words):

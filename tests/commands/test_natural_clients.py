@@ -22,7 +22,8 @@ DOMAINS = ("clay", "ink", "oil")
 SITES = ("north", "south", "east", "west")
 
 
-def made(place):
+@made_once
+def store(place):
     """Three classes in three domains that look a little different; every row is of one of four sites, or of none."""
     rng = np.random.default_rng(3)
     label = rng.integers(0, 3, ROWS)
@@ -35,9 +36,6 @@ def made(place):
     site = [("", *SITES)[i] for i in rng.integers(0, 5, ROWS)]
     put_groups(store, {"site": Group.of(site)})
     return store.path
-
-
-store = made_once(made)
 
 
 def test_a_partition_by_a_column_is_trained_on(store, tmp_path):

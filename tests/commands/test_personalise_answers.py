@@ -15,7 +15,8 @@ from fedcache.models.saved_model import SavedModel
 METHODS = {"tip-local": "", "fedpcl": "--rounds 2", "fed3r": "", "ditto": "--rounds 2 --seeds 0,1"}
 
 
-def trained(place):
+@made_once
+def sites(place):
     """Runs over two domains, each a client, and the shards of these clients."""
     extracted(place, "glyph-clip", train=8, domains=("ink", "chalk"))
     made = data_of("partition --scheme feature-shift")
@@ -24,9 +25,6 @@ def trained(place):
     out = place / "home/sites"
     ok(f"shard --partition {made['name']} --out {out}")
     return out
-
-
-sites = made_once(trained)
 
 
 def shard(sites, client):

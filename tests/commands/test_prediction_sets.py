@@ -15,7 +15,8 @@ import fedcache as fc
 from fedcache.models.evaluate import threshold
 
 
-def trained(place):
+@made_once
+def store(place):
     """A store of six classes that overlap, one without rows of the test split, and runs of one client per class."""
     x, y = around(6, 100, 1.3)
     block = np.arange(600) // 6
@@ -26,9 +27,6 @@ def trained(place):
     ok(f"train --method fedncm --by class --store {path}")
     ok(f"train --method afl --scheme iid --clients 3 --validation split --store {path}")
     return path
-
-
-store = made_once(trained)
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def test_what_was_chosen_is_trained_again_and_is_the_run_without_validation(stor
         "fedavg", store, parts, lr=[0.01, 3, 0.3], seeds=[0, 1], options={"rounds": 3}, retrain=True
     )
     assert [point.run.result["digest"] for point in in_python.retrained] == [again["digest"]]
-    fresh = data_of("train --config", Path(again["path"]) / "config.toml", "--fresh")
+    fresh = data_of(f"train --config {again['path']}/config.toml --fresh")
     assert fresh["path"] == again["path"]
     assert fresh["accuracy"] == again["accuracy"]
 

@@ -1,6 +1,5 @@
 """Extraction end to end: what a user sees of it, and the promises behind it."""
 
-import os
 import shutil
 from importlib import import_module
 from pathlib import Path
@@ -32,12 +31,11 @@ def extract(images, *words, backbones="random-projection"):
 
 
 @pytest.mark.slow
-def test_a_finished_extraction_runs_no_forward_pass_and_imports_no_torch(images):
-    home = os.environ["FEDCACHE_HOME"]
+def test_a_finished_extraction_runs_no_forward_pass_and_imports_no_torch(images, own_home):
     words = words_of(
         f"extract --dataset folder:{images} --backbones random-projection {SMALL} --json"
     )
-    first = apart(*words, home=home)
+    first = apart(*words, home=own_home)
     assert first.code == 0
     again = extract(images)
     assert again.code == 0

@@ -5,7 +5,6 @@ import random
 import shutil
 import signal
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -189,25 +188,22 @@ def test_chunks_are_copied_where_they_cannot_be_linked(images, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_killed_extraction_goes_on_where_it_was(tmp_path):
+def test_a_killed_extraction_goes_on_where_it_was(own_home, tmp_path):
     images = folder(tmp_path / "many", train=60, test=20)  # 240 rows, 30 chunks
-    home = os.environ["FEDCACHE_HOME"]
-    words = words_of(
-        f"extract --dataset folder:{images} --backbones random-projection {SMALL} --json"
-    )
-    first = apart(*words, home=home)
+    words = f"extract --dataset folder:{images} --backbones random-projection {SMALL} --json"
+    first = apart(words, home=own_home)
     assert first.code == 0
     for i in range(120):
         add(images, f"train/ant/new{i:03}.png", 100 + i, 1)
     (images / "train/zebra/001.png").unlink()
     kills = 0
     for share in (3, 33):
-        process = start(*words, home=home)
+        process = start(words, home=own_home)
         deadline = time.monotonic() + 120
         while process.poll() is None and time.monotonic() < deadline:
             lines = sum(
                 f.read_bytes().count(b'"chunk":')
-                for f in files_now(Path(home) / "stores", "*/journal-*.jsonl")
+                for f in files_now(own_home / "stores", "*/journal-*.jsonl")
             )
             if lines >= share:
                 break
@@ -217,7 +213,7 @@ def test_a_killed_extraction_goes_on_where_it_was(tmp_path):
             kills += 1
         process.wait()
     assert kills
-    store = store_of(apart(*words, home=home))
+    store = store_of(apart(words, home=own_home))
     assert verify(store.path).ok
     assert not [p for p in store.path.rglob("*") if p.name.endswith(".partial")]
     assert store.samples.name[:240] == store_of(first).samples.name

@@ -1,6 +1,5 @@
 """An unfinished array is gone on with by the code that began it, and by no other."""
 
-import os
 import shutil
 from dataclasses import replace
 
@@ -129,7 +128,7 @@ def test_features_are_computed_as_others_were_where_this_device_can():
 
 @pytest.mark.slow
 @pytest.mark.full
-def test_compiled_models_give_the_same_features_and_are_recorded(images, tmp_path):
+def test_compiled_models_give_the_same_features_and_are_recorded(images, own_home, tmp_path):
     """In a worker too, which leaves nothing behind: Python would warn of locks that belong to the system."""
     words = (
         f"extract --dataset folder:{images} --backbones random-projection:4 --batch 8 --workers 1"
@@ -137,7 +136,7 @@ def test_compiled_models_give_the_same_features_and_are_recorded(images, tmp_pat
     plain = tmp_path / "plain.zarr"
     ok(words, "--store", plain)
     compiled = tmp_path / "compiled.zarr"
-    done = apart(words, "--torch-compile", "--store", compiled, home=os.environ["FEDCACHE_HOME"])
+    done = apart(words, "--torch-compile", "--store", compiled, home=own_home)
     assert done.code == 0
     assert "Warning" not in done.err
     before = Store.open(plain)

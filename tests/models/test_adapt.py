@@ -8,12 +8,12 @@ from command import data_of, fedcache, ok
 from failing_command import must_fail, must_fail_store
 from homes import made_once
 from made_path import extracted, run_of
+from refusal import refused
 from scipy.special import log_softmax, softmax
 from torch.nn.functional import normalize, one_hot
 
 import fedcache as fc
 from fedcache import Store
-from fedcache.errors import UsageError
 from fedcache.heads.losses import MASKED
 from fedcache.models.adapt import ADAPTATIONS, ScaledHead, resolve
 
@@ -200,7 +200,8 @@ def test_tda_predicts_as_the_released_code(given):
     assert (expected != head.logits(x).argmax(-1)).any(), "the rows adapt the head"
 
 
-def trained(place):
+@made_once
+def store(place):
     """Rows of four classes near their corners, sorted by class, and runs on them."""
     y = np.arange(4).repeat(30)
     x = np.eye(4, 6)[y] + 0.5 * np.random.default_rng(0).normal(size=(120, 6))
@@ -211,9 +212,6 @@ def trained(place):
     ok(f"train --method solo --set head=linear --rounds 1 --save-clients all {words}")
     ok(f"train --method fedavg --rounds 1 {words}")
     return path
-
-
-store = made_once(trained)
 
 
 def scaled_head(model, width, temperature):
@@ -292,8 +290,7 @@ def test_what_cannot_adapt_is_refused_by_name(store, method, more, said):
 
 def test_settings_without_an_adaptation_are_refused(store):
     must_fail("which is not given", f"evaluate {run_of('fed3r')} --store {store} --set batch=2")
-    with pytest.raises(UsageError, match="shot"):
-        fc.evaluate(run_of("fed3r"), store=store, adapt="shot")
+    refused(lambda: fc.evaluate(run_of("fed3r"), store=store, adapt="shot"), "shot")
 
 
 def test_a_split_without_rows_has_its_usual_message(store):
@@ -304,15 +301,13 @@ def test_a_split_without_rows_has_its_usual_message(store):
 GLYPHS = "--backbones glyph-clip --scheme iid --clients 2 --rounds 1"
 
 
-def zero_shot(place):
+@made_once
+def texts(place):
     """A store of images with class texts, and models that start from these texts."""
     path = extracted(place, "glyph-clip", train=8, test=8, classes=5)
     for more in ("clip-zs --preset official", "gda --rounds 1"):
         ok(f"train --method {more} --store {path} {GLYPHS}")
     return path
-
-
-texts = made_once(zero_shot)
 
 
 def test_class_texts_adapt_with_caches(texts, tmp_path):

@@ -208,11 +208,9 @@ def test_probabilities_of_a_scikit_learn_classifier_are_calibrated():
     assert np.array_equal(plain.decision_function(rest), found.decision_function(rest))
 
 
-def of_six_classes(place):
+@made_once
+def store(place):
     return extracted(place, train=40, test=10, classes=6)
-
-
-store = made_once(of_six_classes)
 
 
 IID = "--scheme iid --clients 3"

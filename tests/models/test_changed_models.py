@@ -51,7 +51,8 @@ def resealed(good, path, change):
     return path
 
 
-def trained(place):
+@made_once
+def models(place):
     images = f"--dataset folder:{folder(place / 'shapes', train=6, test=2)}"
     for backbones in ("random-projection:16,random-projection:8", "glyph-clip", "pixels --size 16"):
         ok(f"extract --workers 0 {images} --backbones {backbones}")
@@ -120,9 +121,6 @@ def scores_of(path, store):
         return 0, np.concatenate([scores for _, scores in predictor.over_store(store)], axis=1)
     except FedcacheError as error:
         return int(error.code), error.message
-
-
-models = made_once(trained)
 
 
 def shapes_store():

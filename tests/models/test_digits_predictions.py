@@ -19,9 +19,7 @@ from made_path import place_of
 from opened import open_dataset
 
 from fedcache import Partition, Store
-from fedcache.config import Home
 from fedcache.extract.images import decode
-from fedcache.extract.planning.plan import memory_of
 from fedcache.federate.methods import METHODS
 
 pytestmark = pytest.mark.slow
@@ -61,21 +59,19 @@ def kind(case):
     return (deploys, frozenset(reads), backbone if deploys == "personalised" else "")
 
 
-def extracted(place):
+@made_once
+def store(place):
     """A store of some digits, and its test images as files under their names."""
     words = f"extract --dataset digits --limit {ROWS} --views 2 --workers 0"
     ok(f"{words} --recipe size=32 --backbones efficientnet-lite0 --batch 8")
     images = "pixels:size=32,pixels:resize=squash,pixels:views=1"
     store = place_of(f"{words} --recipe {images} --backbones random-projection,glyph-clip,pixels")
-    data = open_dataset("digits", memory=memory_of(Home.from_environment()), limit=ROWS)
+    data = open_dataset("digits", limit=ROWS)
     for row in np.flatnonzero(data.split == TEST):
         path = place / FILES / f"{data.names[row]}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         decode(data.source.read(int(row))).save(path)
     return store
-
-
-store = made_once(extracted)
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import json
 import runpy
 import sys
 from contextlib import nullcontext, redirect_stderr, redirect_stdout
-from pathlib import Path
 from types import SimpleNamespace
 
 import joblib
@@ -17,6 +16,7 @@ from command import data_of, fedcache, ok
 from draws import FULL
 from failing_command import must_fail, must_fail_machine
 from federation import VARIANTS, scaled, small
+from loaded_files import ROOT
 from made_path import place_of
 from pictures import folder, picture
 from PIL import Image
@@ -122,7 +122,7 @@ def test_the_documentation_names_the_methods_whose_models_hold_rows():
     held = {name: rows_in_models(method) for name, method in METHODS.items()}
     # a new one is to be told of as well
     assert {name for name, names in held.items() if names} == {"pfedprompt", "tip-local"}
-    page = (Path(__file__).parents[2] / "docs/from-run-to-prediction.md").read_text()
+    page = (ROOT / "docs/from-run-to-prediction.md").read_text()
     named = page.partition("**: also the features and the class of every training row")[0]
     named = named.rpartition("**With")[2]
     for name, names in held.items():

@@ -15,9 +15,7 @@ from made_path import place_of
 from opened import open_dataset
 
 import fedcache as fc
-from fedcache.config import Home
 from fedcache.extract.images import decode
-from fedcache.extract.planning.plan import memory_of
 
 TRAIN = 300
 TEST = 1000 if FULL else 250
@@ -69,7 +67,7 @@ def home(tmp_path_factory):
     root = tmp_path_factory.mktemp("agreement")
     patched = pytest.MonkeyPatch()
     patched.setenv("FEDCACHE_HOME", f"{root}/home")
-    digits = open_dataset("digits", memory=memory_of(Home.from_environment()))
+    digits = open_dataset("digits")
     rows = np.linspace(0, len(digits.label) - 1, TRAIN + TEST).astype(int)
     train = np.random.default_rng(0).permutation(len(rows)) < TRAIN
     for number, row in enumerate(rows):

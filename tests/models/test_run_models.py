@@ -253,7 +253,7 @@ def test_predictions_are_not_written_over_what_they_are_made_of(store, tmp_path)
 
 def test_an_exported_model_is_not_written_over_the_model(store, tmp_path):
     run = place_of(FED3R)
-    mine = Path(shutil.copy(model_file(run, 0), tmp_path / "m.safetensors"))
+    mine = shutil.copy(model_file(run, 0), tmp_path / "m.safetensors")
     before = bytes_of(run)
     model = mine.read_bytes()
     for place, out in ((mine, mine), (run, model_file(run, 0)), (run, run)):

@@ -36,13 +36,11 @@ def columns():
     return {"features/a": a, "features/b": b, "label": label}
 
 
-def trained(place):
+@made_once
+def run(place):
     np.savez(place / "e.npz", **columns())
     ok(f"ingest --name e {place}/e.npz")
     return place_of("train --method fed3r -d e --scheme iid --clients 2")
-
-
-run = made_once(trained)
 
 
 @pytest.mark.parametrize("ending", [".npz", ".parquet"])

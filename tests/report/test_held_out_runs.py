@@ -83,7 +83,8 @@ def test_four_values_are_too_few_for_the_test_and_nothing_is_called_alike():
 # -- the commands --------------------------------------------------------------------------------------------------
 
 
-def trained(folder):
+@made_once
+def home(folder):
     """A home with the leave-one-out grid of three methods over four sites."""
     rng = np.random.default_rng(0)
     y = np.arange(240) % 3
@@ -93,9 +94,6 @@ def trained(folder):
     ok(f"ingest {folder}/d.npz --name sites")
     ok("grid fed3r,fedncm,fedavg --by site --hold-out each --rounds 1 --sweep lr=0.1,0.01")
     return folder
-
-
-home = made_once(trained)
 
 
 @pytest.mark.slow

@@ -25,12 +25,10 @@ IID = "--scheme iid --clients 4 --participation all"
 PRIVATE = "--dp-clip 1 --dp-noise 1"
 
 
-def extracted(place):
+@made_once
+def store(place):
     images = hostile_folder(place / "shapes", train=8, test=5, classes=6)
     return place_of(f"extract -d folder:{images} -b random-projection --size 8")
-
-
-store = made_once(extracted)
 
 
 def shown(text):

@@ -64,15 +64,13 @@ class Page(HTMLParser):
         return {i: list(csv.reader(io.StringIO(h))) for i, h in zip(ids, self.hidden, strict=True)}
 
 
-def extracted(place):
+@made_once
+def store(place):
     images = hostile_folder(place / "shapes", train=12, test=4)
     return place_of(
         f"extract --dataset folder:{images} --backbones random-projection,random-projection:16 "
         "--size 8"
     )
-
-
-store = made_once(extracted)
 
 
 def made(tmp_path, *words):

@@ -47,12 +47,10 @@ def bucket(monkeypatch):
     server.stop()
 
 
-def some_digits(_folder):
+@made_once
+def digits(_folder):
     """The store of some digits, by an encoder with text features."""
     return place_of("extract --dataset digits --backbones glyph-clip --limit 400 --workers 0")
-
-
-digits = made_once(some_digits)
 
 
 def results(store, runs):

@@ -13,10 +13,10 @@ import tomllib
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import cache
-from pathlib import Path
 
 import pytest
 import typer.main
+from loaded_files import ROOT
 
 from fedcache import FedcacheError
 from fedcache.cli import app
@@ -24,7 +24,6 @@ from fedcache.config import ExtractConfig, PartitionConfig, TrainConfig
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import SCHEMES
 
-ROOT = Path(__file__).parents[2]
 COMMANDS = typer.main.get_command(app)
 
 EXTRAS = set(

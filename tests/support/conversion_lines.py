@@ -1,9 +1,9 @@
 """Lines of Python that a message gives to convert a file, run as a user would run them."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+from command import python
 
 from fedcache.tables.foreign_files import BEGIN, MARK
 
@@ -13,8 +13,7 @@ def run_conversion(error):
     lines = error.hint.splitlines()
     assert lines[0] == BEGIN, error.hint
     script = [line.removeprefix(MARK) for line in lines if line.startswith(MARK)]
-    done = subprocess.run([sys.executable, "-c", "\n".join(script)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    python("\n".join(script))
     found = re.search(r"(?:give |ingest |arrays:|texts:|folder:)'?([^ ']+)", lines[-1])
     assert found is not None, lines[-1]
     return Path(found[1])

@@ -11,11 +11,10 @@ from functools import cache
 from pathlib import Path
 
 from draws import FULL
+from loaded_files import ROOT
 
 from fedcache.federate.methods import NAMES, module_of
 from fedcache.store.files import tree_digest
-
-ROOT = Path(__file__).resolve().parents[2]
 
 REPRESENTATIVES = frozenset(
     [

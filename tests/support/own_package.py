@@ -5,7 +5,8 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
+
+from loaded_files import ROOT
 
 
 def lay(folder, site):
@@ -28,7 +29,7 @@ def lay(folder, site):
 
 def python(*words, path):
     """``python WORDS`` in a process of its own, which imports from ``path`` and from here."""
-    found = os.pathsep.join([str(path), str(Path(__file__).parents[2])])
+    found = os.pathsep.join([str(path), str(ROOT)])
     return subprocess.run(
         [sys.executable, *map(str, words)],
         env={**os.environ, "PYTHONPATH": found, "OMP_NUM_THREADS": "1"},

@@ -23,7 +23,8 @@ from fedcache.ui import server
 IID = "--scheme iid --clients 4"
 
 
-def trained(place):
+@made_once
+def run(place):
     """A home with one store, two finished runs of one setting, and a grid of two points."""
     extracted(place, "random-projection --size 8")
     words = f"{IID} --rounds 3 --eval-every 1 --set batch=4 --seeds 0,1"
@@ -31,9 +32,6 @@ def trained(place):
     ok(f"train --method fed3r {IID} --seeds 0,1")
     ok(f"grid --method fedprox {words} --sweep mu=0.1,1")
     return made
-
-
-run = made_once(trained)
 
 
 @pytest.fixture

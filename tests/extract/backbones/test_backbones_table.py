@@ -8,7 +8,6 @@ import pytest
 from command import python
 from refusal import refused
 
-from fedcache import FedcacheError
 from fedcache.extract.backbones import BACKBONES, load, lookup
 from fedcache.extract.backbones.backbone import Weights
 from fedcache.extract.recipe import VERSION
@@ -167,5 +166,7 @@ def test_a_model_of_one_size_refuses_another_before_it_reads_a_file():
     for name in ("clip-rn50", "alexnet", "cnn2"):
         row = BACKBONES[name]
         other = row.recipe.override({"size": "96"})
-        with pytest.raises(FedcacheError, match=f"{row.recipe.size} px"):
-            load(row, Weights(Path("/nowhere"), "", ""), other)
+        refused(
+            lambda row=row, other=other: load(row, Weights(Path("/nowhere"), "", ""), other),
+            f"{row.recipe.size} px",
+        )
