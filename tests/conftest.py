@@ -4,9 +4,7 @@ import errno
 import gc
 import shutil
 import socket
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import hypothesis
 import pytest
@@ -31,7 +29,7 @@ SUITES = {"browser": 600, "durability": 3600, "engines": 900}
 """Folder of tests that is a suite of its own, and its mark -> seconds that one of its tests may take by default."""
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser):
     """``--update-golden``, which tests/contract/test_golden.py reads."""
     parser.addoption(
         "--update-golden",
@@ -40,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config, items):
     """Mark the suites, leave tests of the full draw out of the short one, and report how many examples tests draw."""
     if not FULL and (
         later := [item for item in items if item.get_closest_marker("full") is not None]
@@ -73,12 +71,12 @@ def no_network(monkeypatch):
     Yields:
         the hosts tried so far; a test of what happens without a network clears it.
     """
-    tried: list[str] = []
+    tried = []
 
-    def guarded(name: str) -> None:
+    def guarded(name):
         real = getattr(socket.socket, name)
 
-        def connect(self: socket.socket, address: Any) -> Any:
+        def connect(self, address):
             if self.family != getattr(socket, "AF_UNIX", None) and address[0] not in LOOPBACK:
                 tried.append(str(address))
                 raise OSError(errno.ENETUNREACH, "Network is unreachable (refused by the tests)")
@@ -90,7 +88,7 @@ def no_network(monkeypatch):
     guarded("connect_ex")
     resolve = socket.getaddrinfo
 
-    def getaddrinfo(host: Any, *args: Any, **kwargs: Any) -> Any:
+    def getaddrinfo(host, *args, **kwargs):
         if host is not None and host not in LOOPBACK:
             tried.append(str(host))
             raise socket.gaierror(socket.EAI_AGAIN, "Name resolution is refused by the tests")
@@ -123,6 +121,13 @@ def own_home(tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def here(tmp_path, monkeypatch):
+    """The test's own folder, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
 def once(own_home, tmp_path_factory, monkeypatch):
     """``once(make)``: this test's home is a copy of the one that ``make(folder)`` left when it was first called.
 
@@ -130,7 +135,7 @@ def once(own_home, tmp_path_factory, monkeypatch):
     it puts there are shared by all tests, which must not change them. A path that it returns is that of the copy.
     """
 
-    def copy(make: Callable[[Path], Path]) -> Path:
+    def copy(make):
         place = tmp_path_factory.getbasetemp() / f"once/{make.__module__}-{make.__qualname__}"
         home = place / "home"
         if place not in MADE:
@@ -151,5 +156,5 @@ def once(own_home, tmp_path_factory, monkeypatch):
     return copy
 
 
-MADE: dict[Path, Path] = {}
+MADE = {}
 """What ``once`` made, by its folder."""

@@ -63,8 +63,7 @@ def test_a_value_of_another_type_or_too_small_is_refused(kind, section):
         refused(lambda given=(kind, *given): resolve(*given, "file"), next(iter(section)))
 
 
-def test_a_file_is_read_whole_or_refused(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_file_is_read_whole_or_refused(here):
     assert read_file(None) == {}
     Path("fedcache.toml").write_text("[train]\nrounds = 3\n")
     Path("other.toml").write_text("[partition]\nclients = 2\n")
@@ -119,20 +118,16 @@ def test_what_was_asked_of_memory_is_told():
         "runs list --runs abfss://container/x",
     ],
 )
-def test_an_address_is_no_local_path(words, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    before = sorted(tmp_path.iterdir())
+def test_an_address_is_no_local_path(words, here):
+    before = sorted(here.iterdir())
     must_fail("://", words)
-    assert sorted(tmp_path.iterdir()) == before
+    assert sorted(here.iterdir()) == before
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("words", "command"), every_command())
-def test_every_option_with_a_text_refuses_addresses_that_it_cannot_use(
-    words, command, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    before = sorted(tmp_path.iterdir())
+def test_every_option_with_a_text_refuses_addresses_that_it_cannot_use(words, command, here):
+    before = sorted(here.iterdir())
     address = "ftp://host/x"
     for chosen in command.params:
         if chosen.name in ADDRESSES or chosen.type_descriptor.annotation not in (str, Path):
@@ -143,7 +138,7 @@ def test_every_option_with_a_text_refuses_addresses_that_it_cannot_use(
                 line += [word for word in p.opts[:1] if word.startswith("-")]
                 line.append(address if p is chosen else "1")
         must_fail("ftp://", words, *line)
-    assert sorted(tmp_path.iterdir()) == before
+    assert sorted(here.iterdir()) == before
 
 
 KEYWORDS = [
@@ -162,9 +157,8 @@ def test_every_keyword_of_the_python_api_refuses_addresses_that_it_cannot_use():
             getattr(fc, name)(**{keyword: "ftp://host/x"})
 
 
-def test_methods_of_objects_take_no_address_for_a_local_path(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    before = sorted(tmp_path.iterdir())
+def test_methods_of_objects_take_no_address_for_a_local_path(here):
+    before = sorted(here.iterdir())
     features = {"mine": np.ones((4, 2), np.float32)}
     for call in (
         lambda: fc.Store.from_arrays(features, labels=[0, 1, 0, 1], path="s3://bucket/x.zarr"),
@@ -174,15 +168,14 @@ def test_methods_of_objects_take_no_address_for_a_local_path(tmp_path, monkeypat
         lambda: write_output(Path("s3://bucket/model.safetensors"), b"x"),
     ):
         refused(call, "://")
-    assert sorted(tmp_path.iterdir()) == before
+    assert sorted(here.iterdir()) == before
 
 
-def test_an_address_is_no_home_and_no_value_of_a_configuration(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_an_address_is_no_home_and_no_value_of_a_configuration(here, monkeypatch):
     Path("fedcache.toml").write_text('[train]\nstore = "ftp://host/x"\n', encoding="utf-8")
     assert "store: ftp://host/x is not the address of a store" in fedcache("train fed3r").err
     Path("fedcache.toml").unlink()
     refused(lambda: fc.extract("digits", backbones=["glyph-clip"], store="s3://bucket/x"), "s3://")
     monkeypatch.setenv("FEDCACHE_HOME", "s3://bucket/home")
     must_fail("", "ls")
-    assert list(tmp_path.iterdir()) == []
+    assert list(here.iterdir()) == []

@@ -21,12 +21,11 @@ def images(tmp_path):
 
 
 @pytest.fixture
-def toml(images, tmp_path, monkeypatch):
+def toml(images, here):
     """The fedcache.toml of a working directory, which is not there yet, beside a home with two stores."""
-    monkeypatch.chdir(tmp_path)
-    ingested(tmp_path)
+    ingested(here)
     ok(EXTRACT, images)
-    return tmp_path / "fedcache.toml"
+    return here / "fedcache.toml"
 
 
 @pytest.fixture

@@ -109,10 +109,9 @@ def test_a_backbone_of_a_new_package_extracts_and_trains_by_its_name(
         (("method", "json"), "fedcache new method my-json"),
     ],
 )
-def test_a_name_that_cannot_be_one_is_refused(tmp_path, monkeypatch, words, hint):
-    monkeypatch.chdir(tmp_path)
+def test_a_name_that_cannot_be_one_is_refused(here, words, hint):
     must_fail(hint, "new", *words)
-    assert not list(tmp_path.iterdir())
+    assert not list(here.iterdir())
 
 
 def test_a_folder_that_exists_is_left_alone_and_one_that_cannot_be_written_named(tmp_path):

@@ -51,11 +51,10 @@ def test_a_client_of_the_run_is_as_right_as_it_was(sites, tmp_path):
         assert found["rounds"] == 0
 
 
-def test_a_new_client_has_a_file_that_predicts(sites, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_new_client_has_a_file_that_predicts(sites, here):
     words = (f"personalise --name new {run_of('fedpcl')} --store", shard(sites, "ink"))
     done = data_of(*words, "--set", "epochs=2")
-    model = SavedModel.load(tmp_path / "new.safetensors")
+    model = SavedModel.load(here / "new.safetensors")
     assert model.clients == ["new"]
     assert model.facts.hp["epochs"] == 2
     test_rows = ("new.safetensors", "--store", shard(sites, "ink"), "--split", "test")
@@ -76,10 +75,9 @@ def test_a_new_client_has_a_file_that_predicts(sites, tmp_path, monkeypatch):
         ("ditto", "--name a/b", "a/b"),
     ],
 )
-def test_refusals(sites, tmp_path, monkeypatch, method, words, said):
-    monkeypatch.chdir(tmp_path)
+def test_refusals(sites, here, method, words, said):
     must_fail(said, f"personalise {run_of(method)} {words} --store", shard(sites, "ink"))
-    assert not list(tmp_path.glob("*.safetensors"))
+    assert not list(here.glob("*.safetensors"))
 
 
 def test_a_store_that_is_none_or_has_other_features_is_refused(sites, tmp_path):
@@ -89,9 +87,8 @@ def test_a_store_that_is_none_or_has_other_features_is_refused(sites, tmp_path):
     must_fail_store("glyph-clip", *personalise, "--store", small_store(tmp_path))
 
 
-def test_a_store_without_training_rows_of_known_classes_is_refused(sites, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    other = folder(tmp_path / "other", train=2, test=2)
+def test_a_store_without_training_rows_of_known_classes_is_refused(sites, here):
+    other = folder(here / "other", train=2, test=2)
     for split in ("train", "test"):
         for name in CLASSES[:3]:
             (other / split / name).rename(other / split / f"kind of {name}")
@@ -100,9 +97,8 @@ def test_a_store_without_training_rows_of_known_classes_is_refused(sites, tmp_pa
 
 
 @pytest.mark.slow
-def test_rows_of_classes_that_the_model_does_not_know_are_told(sites, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    images = folder(tmp_path / "more", train=4, test=2, domains=("new",))
+def test_rows_of_classes_that_the_model_does_not_know_are_told(sites, here):
+    images = folder(here / "more", train=4, test=2, domains=("new",))
     for split in ("train", "test"):
         (images / split / "new/zebra").rename(images / split / "new/unknown")
     path = place_of(f"extract --dataset folder:{images} --backbones glyph-clip --workers 0")

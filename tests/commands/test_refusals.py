@@ -172,9 +172,8 @@ def answer_of(rows):
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
 @pytest.mark.parametrize("words", [("runs", "list"), ("--help",), ("new", "method", "mine")])
 def test_a_closed_stream_is_no_error_and_nothing_is_written_into_a_file(
-    own_home, closed, words, tmp_path, monkeypatch
+    own_home, closed, words, here
 ):
-    monkeypatch.chdir(tmp_path)
     code, _, err = piped(own_home, closed, *words)
     assert code == 0, err
     assert "Traceback" not in err

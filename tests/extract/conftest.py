@@ -8,10 +8,9 @@ from pictures import folder
 
 
 @pytest.fixture
-def encoders(tmp_path, monkeypatch):
+def encoders(here, monkeypatch):
     """The name of a module of own encoders in the working directory."""
-    name = own_encoders.write(tmp_path, f"my_encoders_{abs(hash(str(tmp_path)))}")
-    monkeypatch.chdir(tmp_path)
+    name = own_encoders.write(here, f"my_encoders_{abs(hash(str(here)))}")
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
     yield name
     sys.modules.pop(name, None)

@@ -43,12 +43,11 @@ def trained(place):
 
 
 @pytest.fixture
-def run(once, tmp_path, monkeypatch):
+def run(once, here, monkeypatch):
     """A run of the user's own; a module of somebody else lies in the working directory."""
     made = once(trained)
-    monkeypatch.chdir(tmp_path)
-    folder(tmp_path / "shapes")
-    (tmp_path / "stranger.py").write_text(CODE)
+    folder(here / "shapes")
+    (here / "stranger.py").write_text(CODE)
     forget_all(monkeypatch)
     return made
 

@@ -165,10 +165,9 @@ def test_nothing_is_written_over_without_force(home, tmp_path):
     "words",
     ["", "-o m.zip", "-o m.pt2 --seed all", "-o m.pt2 --client client-0", "-o . --format onnx"],
 )
-def test_what_makes_no_sense_is_refused(home, tmp_path, monkeypatch, words):
-    monkeypatch.chdir(tmp_path)
+def test_what_makes_no_sense_is_refused(home, here, words):
     must_fail("", f"export-model {home[1]['one']} {words}")
-    assert not list(tmp_path.iterdir())
+    assert not list(here.iterdir())
 
 
 @pytest.mark.slow

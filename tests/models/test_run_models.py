@@ -222,11 +222,10 @@ def test_predictions_are_written_in_three_formats(store, own_home, tmp_path):
         ("photo.jpg", 5),  # it is no image, and there is no other
     ],
 )
-def test_what_cannot_be_predicted_is_refused(store, tmp_path, monkeypatch, words, code):
+def test_what_cannot_be_predicted_is_refused(store, here, words, code):
     run = place_of(FED3R)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "photo.jpg").write_bytes(b"no image")
-    (tmp_path / "photos.tar.gz").write_bytes(b"")
+    (here / "photo.jpg").write_bytes(b"no image")
+    (here / "photos.tar.gz").write_bytes(b"")
     assert fedcache(f"predict {run} {words}").code == code
 
 

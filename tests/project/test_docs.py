@@ -220,11 +220,10 @@ NAME = "texts_and_sound"
 
 
 @pytest.mark.slow
-def test_the_example_runs_as_it_is_written(tmp_path, monkeypatch):
-    shutil.copy(ROOT / f"examples/{NAME}.py", tmp_path)
-    monkeypatch.chdir(tmp_path)
+def test_the_example_runs_as_it_is_written(here, monkeypatch):
+    shutil.copy(ROOT / f"examples/{NAME}.py", here)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
-    monkeypatch.setenv("FEDCACHE_HOME", f"{tmp_path}/home")
+    monkeypatch.setenv("FEDCACHE_HOME", f"{here}/home")
     blocks = content("docs/texts.md").split("```sh\n")[1:]
     commands = [
         shlex.split(line) for block in blocks for line in block.partition("```")[0].splitlines()
@@ -244,7 +243,7 @@ def test_the_example_runs_as_it_is_written(tmp_path, monkeypatch):
                 folder.mkdir(parents=True)
                 if folder.name.startswith("wav2vec2"):
                     tiny_sounds.encoder(folder, "wav2vec2")
-                    tiny_sounds.tones(tmp_path / "recordings")
+                    tiny_sounds.tones(here / "recordings")
                 elif folder.name.startswith("qwen2"):
                     tiny_hf.decoder(folder)
                 else:
@@ -260,4 +259,4 @@ def test_the_example_runs_as_it_is_written(tmp_path, monkeypatch):
     assert set(best["site"]) == {"fed3r", "fedavg", "fst-cbdg"}
     assert min(best["site"].values()) > 0.7, best
     assert best["microphone"]["fed3r"] > 0.9, best
-    assert (tmp_path / "texts.html").stat().st_size > 10_000
+    assert (here / "texts.html").stat().st_size > 10_000

@@ -71,9 +71,8 @@ def test_a_figure_is_as_wide_as_a_column_or_two_and_comes_again_byte_by_byte(run
         ("curves --columns 3", "--columns 3"),
     ],
 )
-def test_wrong_words_are_answered(words, said, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_wrong_words_are_answered(words, said, here):
     done = fedcache(f"figure {words} --json")
     assert done.code == 2
     assert re.search(said, str(done.error))
-    assert list(tmp_path.glob("*.pdf")) == []
+    assert list(here.glob("*.pdf")) == []

@@ -190,11 +190,10 @@ def test_rows_and_features_are_drawn_of_a_private_run_only_where_it_is_a_simulat
         ("--embed umap", 6, "umap-learn"),
     ],
 )
-def test_wrong_words_are_answered(words, code, said, monkeypatch, tmp_path):
+def test_wrong_words_are_answered(words, code, said, monkeypatch, here):
     monkeypatch.setitem(sys.modules, "umap", None)
-    monkeypatch.chdir(tmp_path)
     must_fail(said, f"report {words}", code=code)
-    assert list(tmp_path.glob("*.html")) == []
+    assert list(here.glob("*.html")) == []
 
 
 @pytest.mark.slow

@@ -134,13 +134,10 @@ def test_a_store_that_lost_its_manifest_is_damage_and_other_places_are_not(label
         must_fail("", f"inspect {place}", code=code)
 
 
-def test_names_that_ls_prints_are_stores_and_datasets_of_every_command(
-    labelled, tmp_path, monkeypatch
-):
+def test_names_that_ls_prints_are_stores_and_datasets_of_every_command(labelled, here):
     made = place_of(f"ingest {labelled} --name mine")
     # the one last used
-    ok("ingest", npz(tmp_path / "o.npz", X=-FEATURES, y=LABELS), "--name", "other")
-    monkeypatch.chdir(tmp_path)
+    ok("ingest", npz(here / "o.npz", X=-FEATURES, y=LABELS), "--name", "other")
     for on in (f"--store {made.stem}", "--dataset ingested:mine"):
         assert data_of(f"export out.npz {on}")["rows"] == ROWS
         parts = data_of(f"partition {IID} {on}")

@@ -168,17 +168,16 @@ def test_sentence_transformers_files_say_how_to_pool(saved, tmp_path):
 
 
 @pytest.mark.slow
-def test_one_folder_has_one_name_however_it_is_spelled(saved, tmp_path, monkeypatch):
-    images = folder(tmp_path / "images", train=6, test=2)
-    path = shutil.copytree(saved["vit"], tmp_path / "models/vit")
-    monkeypatch.chdir(tmp_path)
+def test_one_folder_has_one_name_however_it_is_spelled(saved, here, monkeypatch):
+    images = folder(here / "images", train=6, test=2)
+    path = shutil.copytree(saved["vit"], here / "models/vit")
     words = f"extract --dataset folder:{images} --backbones"
     made = data_of(f"{words} hf:models/vit")
     (first,) = made["arrays"]
     assert {"transformers", "torch"} <= set(Store.open(made["path"]).arrays[first["key"]].how)
     spelled = {
         f"hf:{path}": Path("/"),
-        f"hf:{path}/": tmp_path,
+        f"hf:{path}/": here,
         "hf:vit": path.parent,
         "hf:./vit/": path.parent,
     }
@@ -195,9 +194,9 @@ def test_one_folder_has_one_name_however_it_is_spelled(saved, tmp_path, monkeypa
     assert fedcache(*predict).code == Exit.ENVIRONMENT
     assert len(Store.open(place_of(f"{words} hf:{path}")).arrays) == 2
     # A name that means another folder from here is not taken, even if it meant the right one elsewhere.
-    other = tmp_path / "elsewhere/models/vit"
-    shutil.copytree(tiny_hf.folder(tmp_path / "other", "vit", seed=1), other)
-    monkeypatch.chdir(tmp_path / "elsewhere")
+    other = here / "elsewhere/models/vit"
+    shutil.copytree(tiny_hf.folder(here / "other", "vit", seed=1), other)
+    monkeypatch.chdir(here / "elsewhere")
     (own,) = data_of(f"{words} hf:{path}")["arrays"]
     assert own["recipe"]["backbone"] == "hf:vit"
     assert own["recipe"]["weights"] == content_sha256(path)

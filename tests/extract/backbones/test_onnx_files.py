@@ -111,19 +111,18 @@ def test_a_file_of_any_size_is_asked_for_one(tmp_path):
 
 
 @pytest.mark.slow
-def test_extract_train_and_predict_by_either_name(tmp_path, monkeypatch):
-    images = folder(tmp_path / "images", train=6, test=2)
-    place = tmp_path / "models"
+def test_extract_train_and_predict_by_either_name(here, monkeypatch):
+    images = folder(here / "images", train=6, test=2)
+    place = here / "models"
     place.mkdir()
     encoder(place / "mine.onnx")
-    monkeypatch.chdir(tmp_path)
     words = f"extract --dataset folder:{images} --backbones"
     first = data_of(f"{words} onnx:models/mine.onnx")
     (array,) = first["arrays"]
     assert array["recipe"]["backbone"] == "onnx:mine.onnx"
     assert array["recipe"]["weights"] == file_sha256(place / "mine.onnx")
     stored = fc.Store.open(first["path"])
-    assert not any(str(tmp_path).encode() in p.read_bytes() for p in stored.path.rglob("*.json"))
+    assert not any(str(here).encode() in p.read_bytes() for p in stored.path.rglob("*.json"))
     assert {"onnxruntime", "threads", "code"} <= set(stored.arrays[array["key"]].how)
     monkeypatch.chdir("/")  # from elsewhere it is found where it lay
     assert data_of(f"{words} onnx:mine.onnx")["decoded"] == 0
@@ -164,13 +163,13 @@ def test_a_damaged_file_is_a_sentence(tmp_path):
         must_fail_machine(str(path), f"extract --dataset digits --backbones onnx:{path}")
 
 
-def test_weights_beside_the_file_are_refused_wherever_one_stands(tmp_path, monkeypatch):
-    encoder(tmp_path / "a.onnx", external=True)
-    assert (tmp_path / "a.bin").exists()
-    monkeypatch.chdir(tmp_path)  # where onnxruntime would look
+def test_weights_beside_the_file_are_refused_wherever_one_stands(here, monkeypatch):
+    # The current folder is where onnxruntime would look.
+    encoder(here / "a.onnx", external=True)
+    assert (here / "a.bin").exists()
     caught = machine_error(lambda: lookup("onnx:a.onnx"), "its weights are in separate files")
     _, code, path = shlex.split(caught.hint.partition("python ")[2])
-    assert path == f"{tmp_path}/a.onnx"
+    assert path == f"{here}/a.onnx"
     monkeypatch.setattr("sys.argv", ["-c", path])
     exec(code)
     assert lookup("onnx:one.onnx").width > 0, "the file that the hint writes can be used"

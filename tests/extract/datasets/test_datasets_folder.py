@@ -401,11 +401,10 @@ def test_sources_survive_pickling_and_threads(tmp_path, pack):
     assert read == [files[name] for name in data.names] * 5
 
 
-def test_a_relative_path_is_read_from_another_directory(tmp_path, monkeypatch):
+def test_a_relative_path_is_read_from_another_directory(here, monkeypatch):
     files = tree(SPLIT)
-    write_directory(tmp_path / "here", files)
-    monkeypatch.chdir(tmp_path)
-    source = open_dataset("folder:here").source
+    write_directory(here / "mine", files)
+    source = open_dataset("folder:mine").source
     monkeypatch.chdir("/")
     assert source.read(0) == files[sorted(files)[0]]
 
