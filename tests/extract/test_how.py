@@ -1,12 +1,12 @@
 """An unfinished array is gone on with by the code that began it, and by no other."""
 
-import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from command import apart, fedcache, ok
 from failing_command import must_fail_corrupt, must_fail_machine, must_fail_store
+from make_images import write_directory
 from refusal import machine_error
 from torch._inductor import config as inductor
 from weights_at import located
@@ -26,10 +26,10 @@ from fedcache.store.journal import journals
 @pytest.fixture
 def sources(tmp_path):
     """A copy of the code that computes features."""
-    for name in (*COMPUTES_FEATURES, "backbones/pixels.py", "backbones/random.py"):
-        (tmp_path / "code" / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(FOLDER / name, tmp_path / "code" / name)
-    return tmp_path / "code"
+    names = (*COMPUTES_FEATURES, "backbones/pixels.py", "backbones/random.py")
+    return write_directory(
+        tmp_path / "code", {name: (FOLDER / name).read_bytes() for name in names}
+    )
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import textwrap
 import pytest
 from files_now import bytes_of
 from loaded_files import tool
+from make_images import write_directory
 from repository_files import ROOT, content
 
 TOOLS = ROOT / "tools"
@@ -137,10 +138,9 @@ def toy(tmp_path):
                 assert fits(x) == (x == 8)
         """,
     }
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(textwrap.dedent(text).lstrip())
-    return root
+    return write_directory(
+        root, {name: textwrap.dedent(text).lstrip().encode() for name, text in files.items()}
+    )
 
 
 def mutate(root, *words):

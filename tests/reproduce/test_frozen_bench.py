@@ -12,7 +12,7 @@ from loaded_files import ROOT
 from pictures import folder
 from refusal import refused
 
-from fedcache import register
+from fedcache import FedcacheError, register
 from fedcache.config import Home
 from fedcache.federate.methods import METHODS
 from fedcache.process import Stop
@@ -86,7 +86,8 @@ def test_the_methods_that_read_stored_features_are_compared():
     ],
 )
 def test_a_wrong_file_is_named(change, words):
-    refused(lambda: parse_study(TINY | change), words, code=10)
+    with pytest.raises(FedcacheError, match=words):
+        parse_study(TINY | change)
 
 
 def test_data_have_short_names_and_parts_are_chosen_by_them():
