@@ -80,14 +80,9 @@ def fails(laws):
 
 
 @pytest.mark.slow
-def test_a_backbone_of_a_new_package_extracts_and_trains_by_its_name(
-    tmp_path, installed, monkeypatch
-):
-    monkeypatch.setenv("FEDCACHE_HOME", f"{tmp_path}/home")
+def test_a_backbone_of_a_new_package_extracts_and_trains_by_its_name(own_home, installed):
     installed("backbone", "own-lines")
-    assert len(testing.check_backbone("own-lines", home=tmp_path / "home")) == len(
-        testing.BACKBONE_LAWS
-    )
+    assert len(testing.check_backbone("own-lines", home=own_home)) == len(testing.BACKBONE_LAWS)
     assert "own-lines" in fedcache("backbones list").err
     words = "--dataset digits --backbones own-lines --limit 400"
     done = data_of(f"extract {words}")

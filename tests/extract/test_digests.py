@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 from command import data_of, fedcache, ok
@@ -56,19 +55,14 @@ def test_a_fact_about_something_else_is_forgotten(tmp_path):
 
 
 @pytest.fixture
-def images(tmp_path):
-    return (
-        "extract",
-        "--dataset",
-        f"folder:{folder(tmp_path / 'images', train=6, test=2)}",
-        "--workers",
-        "0",
-    )
+def words(tmp_path):
+    images = folder(tmp_path / "images", train=6, test=2)
+    return f"extract --dataset folder:{images} --workers 0 --backbones random-projection"
 
 
-def test_damaged_memories_change_no_store(images, own_home):
+def test_damaged_memories_change_no_store(words, own_home):
     """A changed character of a remembered uid was a changed image and a second store; broken base64 was exit 10."""
-    first = place_of(*images, "--backbones", "random-projection")
+    first = place_of(words)
     whole = {file: file.read_bytes() for file in (own_home / "digests").iterdir()}
     for size, character in ((8, b"A"), (16, b"?"), (24, None)):
         for file, raw in whole.items():
@@ -76,7 +70,7 @@ def test_damaged_memories_change_no_store(images, own_home):
             file.write_bytes(
                 bytes(len(raw)) if character is None else raw[:at] + character + raw[at + 1 :]
             )
-        assert place_of(*images, "--backbones", "random-projection,pixels", "--size", size) == first
+        assert place_of(f"{words},pixels --size {size}") == first
     assert len(list((own_home / "stores").glob("*.zarr"))) == 1
 
 
@@ -95,33 +89,30 @@ def test_a_damaged_recipe_is_derived_again(tmp_path):
 
 
 @pytest.mark.slow
-def test_another_dataset_is_not_taken_for_the_one_last_extracted(images, own_home):
-    ok(*images, "--backbones", "random-projection")
+def test_another_dataset_is_not_taken_for_the_one_last_extracted(words, own_home):
+    ok(words)
     last = own_home / "last.json"
     raw = last.read_bytes()
     for bad in (raw.replace(b"images", b"imagos"), b"", canonical_json(json.loads(raw)["content"])):
         last.write_bytes(bad)
-        for words in ("extract --backbones pixels", "train --method fed3r", "inspect"):
-            must_fail_corrupt(str(last), words)
+        for line in ("extract --backbones pixels", "train --method fed3r", "inspect"):
+            must_fail_corrupt(str(last), line)
         ok("methods info fed3r")
     last.unlink()
     # it extracted digits and trained on them
     assert fedcache("train --method fed3r").code == 4
     must_fail("", "extract --backbones pixels")
-    assert (
-        data_of(*images, "--backbones", "random-projection")["path"]
-        == json.loads(raw)["content"]["store"]
-    )
+    assert data_of(words)["path"] == json.loads(raw)["content"]["store"]
     assert last.read_bytes() == raw
 
 
-def test_an_older_note_of_the_last_store_is_told(images, own_home):
+def test_an_older_note_of_the_last_store_is_told(words, own_home, tmp_path):
     """A whole older file has a seal of its own; but its dataset was extracted again since."""
-    ok(*images, "--backbones", "random-projection")
+    ok(words)
     old = (own_home / "last.json").read_bytes()
-    place = Path(images[2].removeprefix("folder:")) / "train/ant"
+    place = tmp_path / "images/train/ant"
     shutil.copy(place / "000.png", place / "more.png")
-    grown = place_of(*images, "--backbones", "random-projection")
+    grown = place_of(words)
     train = "train --method fed3r --scheme iid --clients 2"
     assert ok(train).warnings == []
     (own_home / "last.json").write_bytes(old)
@@ -129,10 +120,10 @@ def test_an_older_note_of_the_last_store_is_told(images, own_home):
     assert f"--store {grown.name}" in warning
 
 
-def test_what_the_package_says_is_read_once_until_a_file_of_it_changes(tmp_path, monkeypatch):
-    home = tmp_path / "home"
+def test_what_the_package_says_is_read_once_until_a_file_of_it_changes(
+    own_home, tmp_path, monkeypatch
+):
     package = tmp_path / "package"
-    monkeypatch.setenv("FEDCACHE_HOME", str(home))
     monkeypatch.setattr(digests, "ROOT", package)
     package.mkdir()
     source = package / "ridge.py"
@@ -149,8 +140,8 @@ def test_what_the_package_says_is_read_once_until_a_file_of_it_changes(tmp_path,
         return remembered_of_package(["words"], words), len(read)
 
     assert [asked(), asked()] == [(["x = 1"], 1)] * 2, "a home that is not there remembers nothing"
-    assert not home.exists()
-    home.mkdir()
+    assert not own_home.exists()
+    own_home.mkdir()
     assert asked() == (["x = 1"], 1)
     assert asked() == (["x = 1"], 0)
     source.write_text("x = 2")

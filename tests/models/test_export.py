@@ -16,8 +16,9 @@ from command import data_of, fedcache, ok
 from draws import FULL
 from failing_command import must_fail, must_fail_machine
 from federation import VARIANTS, scaled, small
+from homes import made_once
 from loaded_files import ROOT
-from made_path import place_of
+from made_path import place_of, run_of
 from pictures import folder, picture
 from PIL import Image
 from safetensors import safe_open
@@ -33,36 +34,32 @@ from fedcache.report.model_card import model_card
 from fedcache.runs.predict_run import open_predictor
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory):
+@made_once
+def shapes(place):
     """Two backbones over a folder of images; runs of a method with one model, and of one with a model per client."""
-    root = tmp_path_factory.mktemp("export")
-    patched = pytest.MonkeyPatch()
-    patched.setenv("FEDCACHE_HOME", f"{root}/home")
-    folder(root / "shapes", train=8)
-    ok(f"extract -d folder:{root}/shapes --backbones glyph-clip,random-projection --workers 0")
+    images = folder(place / "shapes", train=8)
+    ok(f"extract -d folder:{images} --backbones glyph-clip,random-projection --workers 0")
     iid = "--clients 2 --scheme iid"
-    one = f"train --method fed3r --backbones glyph-clip,random-projection {iid}"
-    many = f"train --method fedproto --backbones random-projection {iid} --rounds 1 --set dim=8"
-    yield root, {"one": place_of(one), "many": place_of(many)}
-    patched.undo()
+    ok(f"train --method fed3r --backbones glyph-clip,random-projection {iid}")
+    ok(f"train --method fedproto --backbones random-projection {iid} --rounds 1 --set dim=8")
+    return images
 
 
-def images(root):
-    return sorted((root / "shapes/test").rglob("*.png"))
+def images(shapes):
+    return sorted((shapes / "test").rglob("*.png"))
 
 
-def said_by_predict(run, paths):
-    return [(row["class"], row["probability"]) for row in data_of("predict", run, *paths)["rows"]]
+def said_by_predict(paths):
+    rows = data_of("predict", run_of("fed3r"), *paths)["rows"]
+    return [(row["class"], row["probability"]) for row in rows]
 
 
 @pytest.mark.slow
-def test_a_folder_classifies_images_in_batches_with_the_same_figures(home, tmp_path, monkeypatch):
-    root, runs = home
-    ok(f"export-model {runs['one']} -o {tmp_path}/m")
+def test_a_folder_classifies_images_in_batches_with_the_same_figures(shapes, tmp_path, monkeypatch):
+    ok(f"export-model {run_of('fed3r')} -o {tmp_path}/m")
     script = (tmp_path / "m/predict.py").read_text()
     assert script in (tmp_path / "m/README.md").read_text()  # what is shown is what runs
-    some = [str(path) for path in images(root)]
+    some = [str(path) for path in images(shapes)]
     many = (some * 6)[:70]
     few = some if FULL else some[:3]
     loaded = torch.export.load
@@ -83,7 +80,7 @@ def test_a_folder_classifies_images_in_batches_with_the_same_figures(home, tmp_p
     assert seen == [{32}, {32}, {6}]
     assert [line[0] for line in together] == many
     alone = [said_by_script(tmp_path / "m", [path], monkeypatch)[0] for path in few]
-    wanted = said_by_predict(runs["one"], some)
+    wanted = said_by_predict(some)
     # 1.1e-4 where features are not rounded as the store rounds them. Batches of other sizes sum in another order, of
     # which float16 features show some.
     for lines, said in ((alone, wanted[: len(few)]), (together, (wanted * 6)[:70])):
@@ -92,12 +89,10 @@ def test_a_folder_classifies_images_in_batches_with_the_same_figures(home, tmp_p
             assert float(p) == pytest.approx(q, abs=5e-5)
 
 
-def test_the_card_says_that_a_model_holds_a_clients_rows_one_by_one(home, monkeypatch):
-    root, runs = home
-    monkeypatch.setenv("FEDCACHE_HOME", f"{root}/home")
-    clip = f"--backbones glyph-clip --scheme iid --clients 2 --dataset folder:{root}/shapes"
-    home = Home.from_environment()
-    for run, says in ((place_of(f"train tip-local {clip}"), True), (runs["many"], False)):
+def test_the_card_says_that_a_model_holds_a_clients_rows_one_by_one(shapes, own_home):
+    clip = f"--backbones glyph-clip --scheme iid --clients 2 --dataset folder:{shapes}"
+    home = Home(own_home)
+    for run, says in ((place_of(f"train tip-local {clip}"), True), (run_of("fedproto"), False)):
         predictor = open_predictor(run, ModelOptions(client="client-1"), home, Silent())
         card = model_card(predictor, None, home)
         assert "computed only from the rows of client-1" in card
@@ -129,14 +124,15 @@ def test_the_documentation_names_the_methods_whose_models_hold_rows():
         assert (f"`{name}`" in named) == bool(names)
 
 
-def test_tensors_and_estimator_of_a_linear_head(home, tmp_path):
-    root, runs = home
-    ok(f"export-model {runs['one']} -o {tmp_path}/m.safetensors")
-    ok(f"export-model {runs['one']} -o {tmp_path}/m.joblib")
-    store = next((root / "home/stores").glob("*.zarr"))
+@pytest.mark.usefixtures("shapes")
+def test_tensors_and_estimator_of_a_linear_head(tmp_path):
+    run = run_of("fed3r")
+    ok(f"export-model {run} -o {tmp_path}/m.safetensors")
+    ok(f"export-model {run} -o {tmp_path}/m.joblib")
+    store = place_of("inspect")
     ok(f"export {tmp_path}/features.npz --store {store}")
     x, _ = fc.Store.open(store).Xy(["glyph-clip", "random-projection"], split=None)
-    rows = data_of(f"predict {runs['one']} --embeddings {tmp_path}/features.npz")["rows"]
+    rows = data_of(f"predict {run} --embeddings {tmp_path}/features.npz")["rows"]
     made = joblib.load(tmp_path / "m.joblib")
     assert list(made.predict(x)) == [row["class"] for row in rows]
     found = made.predict_proba(x.astype(np.float64)).max(-1)
@@ -147,13 +143,13 @@ def test_tensors_and_estimator_of_a_linear_head(home, tmp_path):
 
 
 @pytest.mark.slow
-def test_nothing_is_written_over_without_force(home, tmp_path):
+def test_nothing_is_written_over_without_force(shapes, tmp_path):
     mine = tmp_path / "m.safetensors"
     notes = tmp_path / "d/notes.txt"
     notes.parent.mkdir()
     for place, taken in ((mine, mine), (notes.parent, notes)):
         taken.write_text("mine")
-        words = f"export-model {home[1]['one']} -o {place}"
+        words = f"export-model {run_of('fed3r')} -o {place}"
         assert fedcache(words).code == 4
         assert taken.read_text() == "mine"
         ok(f"{words} --force")
@@ -165,14 +161,14 @@ def test_nothing_is_written_over_without_force(home, tmp_path):
     "words",
     ["", "-o m.zip", "-o m.pt2 --seed all", "-o m.pt2 --client client-0", "-o . --format onnx"],
 )
-def test_what_makes_no_sense_is_refused(home, here, words):
-    must_fail("", f"export-model {home[1]['one']} {words}")
-    assert not list(here.iterdir())
+def test_what_makes_no_sense_is_refused(shapes, here, words):
+    before = list(here.iterdir())
+    must_fail("", f"export-model {run_of('fed3r')} {words}")
+    assert list(here.iterdir()) == before
 
 
 @pytest.mark.slow
 def test_embeddings_of_no_known_backbone_are_exported_as_a_head(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDCACHE_HOME", f"{tmp_path}/home")
     ingested(tmp_path)
     run = place_of("train --method fedncm --clients 2 --scheme iid")
     picture(0, 0).save(tmp_path / "a.png")
@@ -207,19 +203,18 @@ def said_by_script(place, paths, monkeypatch, lost=()):
     return [line.split("\t") for line in out.getvalue().splitlines()]
 
 
-def test_without_the_extra_no_graph_is_written(home, tmp_path, monkeypatch):
+def test_without_the_extra_no_graph_is_written(shapes, tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    must_fail_machine("fedcache[export]", f"export-model {home[1]['one']} -o {tmp_path}/m.onnx")
+    must_fail_machine("fedcache[export]", f"export-model {run_of('fed3r')} -o {tmp_path}/m.onnx")
     assert not list(tmp_path.glob("m.*"))
 
 
 @pytest.mark.slow
 def test_a_folder_names_the_images_that_it_cannot_read_and_classifies_the_others(
-    home, tmp_path, monkeypatch
+    shapes, tmp_path, monkeypatch
 ):
-    root, runs = home
-    ok(f"export-model {runs['one']} -o {tmp_path}/m")
-    good = images(root)[0]
+    ok(f"export-model {run_of('fed3r')} -o {tmp_path}/m")
+    good = images(shapes)[0]
     damaged = tmp_path / "none.png"
     bomb = tmp_path / "none, a bomb.png"
     damaged.write_bytes(b"no image")
@@ -229,4 +224,4 @@ def test_a_folder_names_the_images_that_it_cannot_read_and_classifies_the_others
     lost = [str(damaged), str(bomb)]
     ((path, name, _),) = said_by_script(tmp_path / "m", [good], monkeypatch, lost)
     assert path == str(good)
-    assert name == said_by_predict(runs["one"], [good])[0][0]
+    assert name == said_by_predict([good])[0][0]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from command import data_of, ok
 from draws import FULL
+from homes import made_once
 from made_path import place_of
 from opened import open_dataset
 
@@ -61,25 +62,21 @@ except ModuleNotFoundError:
 """ % {"batch": BATCH}  # noqa: UP031 - the script is full of braces
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory):
+@made_once
+def images(place):
     """Digits as files: some to train on, and a thousand."""
-    root = tmp_path_factory.mktemp("agreement")
-    patched = pytest.MonkeyPatch()
-    patched.setenv("FEDCACHE_HOME", f"{root}/home")
     digits = open_dataset("digits")
     rows = np.linspace(0, len(digits.label) - 1, TRAIN + TEST).astype(int)
     train = np.random.default_rng(0).permutation(len(rows)) < TRAIN
     for number, row in enumerate(rows):
         split = "train" if train[number] else "test"
-        place = root / "images" / split / f"digit {digits.label[row]}/{number:04}.png"
-        place.parent.mkdir(parents=True, exist_ok=True)
-        decode(digits.source.read(int(row))).save(place)
-    yield root
-    patched.undo()
+        file = place / f"images/{split}/digit {digits.label[row]}/{number:04}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        decode(digits.source.read(int(row))).save(file)
+    return place / "images"
 
 
-def answers_of_others(images, run, work, features):
+def answers_of_others(files, run, work, features):
     """Of the folder, the graph and the estimator in a process that has no fedcache; and what export-model says."""
     ok(f"export-model {run} -o {work}/m")
     said = data_of(f"export-model {run} -o {work}/m.onnx")
@@ -89,7 +86,7 @@ def answers_of_others(images, run, work, features):
     env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
     words = ["m", "m.onnx", "m.joblib", "x.npy", "found.npz"]
     done = subprocess.run(
-        [sys.executable, "-I", "others.py", *words, *map(str, images)],
+        [sys.executable, "-I", "others.py", *words, *map(str, files)],
         capture_output=True,
         text=True,
         env=env,
@@ -107,7 +104,7 @@ def answers_of_others(images, run, work, features):
 @pytest.mark.parametrize(
     ("dtype", "feat_post"), [("float16", "none"), ("float16", "standardize"), ("float32", "none")]
 )
-def test_many_images_without_fedcache(home, tmp_path, monkeypatch, dtype, feat_post):
+def test_many_images_without_fedcache(images, tmp_path, dtype, feat_post):
     """Scores to 1e-4 of the largest, of features kept as float32 to 1e-5, and probabilities as scores over temperature.
 
     Both beyond what rounding moves, as ``export-model`` measures it.
@@ -115,10 +112,9 @@ def test_many_images_without_fedcache(home, tmp_path, monkeypatch, dtype, feat_p
     The folder's program runs the very kernels of ``predict`` on batches of the same size: where it did not round
     features as the store does, most rows would differ by more than 1e-5.
     """
-    monkeypatch.setenv("FEDCACHE_HOME", f"{home}/home")
     words = f"--recipe size={SIDE},dtype={dtype} --workers 0"
     names = ("efficientnet-lite0", "random-projection")
-    path = place_of(f"extract -d folder:{home}/images {words} --backbones {','.join(names)}")
+    path = place_of(f"extract -d folder:{images} {words} --backbones {','.join(names)}")
     store = fc.Store.open(path)
     keys = [
         key
@@ -130,16 +126,16 @@ def test_many_images_without_fedcache(home, tmp_path, monkeypatch, dtype, feat_p
     run = place_of(f"train --method fed3r --clients 5 --scheme iid {words}")
     model = fc.load_model(run)
     samples = store.samples
-    images = [home / "images" / samples.name[row] for row in np.flatnonzero(samples.split == 1)]
-    assert len(images) == TEST
-    rows = [dict(row) for row in model.predict(images, top=len(model.classes))]
+    files = [images / samples.name[row] for row in np.flatnonzero(samples.split == 1)]
+    assert len(files) == TEST
+    rows = [dict(row) for row in model.predict(files, top=len(model.classes))]
     wanted = np.array([[row[name] for name in model.classes] for row in rows])
     X, _ = store.Xy(keys, split="test")
     scores = model.scores(X)
     # what is compared below is what predict says
     assert np.abs(model.probabilities(X) - wanted).max() <= 1e-7
 
-    found, moved = answers_of_others(images, run, tmp_path, X)
+    found, moved = answers_of_others(files, run, tmp_path, X)
     assert list(found["classes"]) == list(model.classes)
     assert np.abs(found["sklearn"] - wanted).max() <= 1e-6
     size = max(1.0, np.abs(scores).max())

@@ -223,7 +223,6 @@ NAME = "texts_and_sound"
 def test_the_example_runs_as_it_is_written(here, monkeypatch):
     shutil.copy(ROOT / f"examples/{NAME}.py", here)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
-    monkeypatch.setenv("FEDCACHE_HOME", f"{here}/home")
     blocks = content("docs/texts.md").split("```sh\n")[1:]
     commands = [
         shlex.split(line) for block in blocks for line in block.partition("```")[0].splitlines()
