@@ -38,7 +38,7 @@ def installed(tmp_path, site, forget):
 
     def installed(kind, name):
         folder = tmp_path / "work" / name
-        assert data_of("new", kind, name, "--out", folder)["kind"] == kind
+        assert data_of(f"new {kind} {name} --out {folder}")["kind"] == kind
         lay(folder, site)
         forget()
         return folder

@@ -26,7 +26,7 @@ def test_an_imported_checkpoint_is_ready_verified_and_described(own_home, checkp
     before = ready()
     assert before["random-projection"]
     assert not before[NAME]
-    kept = place_of("backbones import", checkpoint, "--as", NAME)
+    kept = place_of(f"backbones import {checkpoint} --as {NAME}")
     assert kept.suffix == ".safetensors"
     assert kept.is_relative_to(own_home)
     assert ready() == {
@@ -34,10 +34,10 @@ def test_an_imported_checkpoint_is_ready_verified_and_described(own_home, checkp
         NAME: True,
         **{n: True for n in before if n.startswith(f"{NAME}-")},
     }
-    checked = data_of("backbones verify", NAME)
+    checked = data_of(f"backbones verify {NAME}")
     assert checked["width"] == 512
     assert checked["sha256"] == file_sha256(kept)
-    assert data_of("backbones pull", NAME) == {
+    assert data_of(f"backbones pull {NAME}") == {
         "name": NAME,
         "path": str(kept),
         "sha256": checked["sha256"],

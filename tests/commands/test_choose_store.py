@@ -24,7 +24,7 @@ def images(tmp_path):
 def toml(images, here):
     """The fedcache.toml of a working directory, which is not there yet, beside a home with two stores."""
     ingested(here)
-    ok(EXTRACT, images)
+    ok(f"{EXTRACT} {images}")
     return here / "fedcache.toml"
 
 
@@ -109,9 +109,9 @@ def test_a_name_of_no_store_is_refused_and_changes_nothing(toml):
 
 
 def test_a_dataset_is_named_when_it_is_extracted(images):
-    made = data_of(f"{EXTRACT} --name 'first try'", images)
+    made = data_of(f"{EXTRACT} --name 'first try' {images}")
     assert made["dataset"]["slug"] == "first_try"
-    assert data_of(f"{EXTRACT} --name 'first try'", images)["path"] == made["path"]
+    assert data_of(f"{EXTRACT} --name 'first try' {images}")["path"] == made["path"]
     assert dataset_of(TRAIN, "--dataset", "first_try") == "first_try"
     assert dataset_of(TRAIN, "--dataset", f"folder:{images}") == "first_try"
     more = data_of("extract --dataset first_try --backbones pixels --size 8 --workers 0")
@@ -120,11 +120,11 @@ def test_a_dataset_is_named_when_it_is_extracted(images):
 
 
 def test_content_that_is_there_keeps_its_name(images, tmp_path):
-    ok(EXTRACT, images)
-    must_fail("already stored, under the name", f"{EXTRACT} --name other", images)
+    ok(f"{EXTRACT} {images}")
+    must_fail("already stored, under the name", f"{EXTRACT} --name other {images}")
     fc.Store.from_arrays({"mine": np.eye(2)}, labels=[0, 1], name="taken")
     more = folder(tmp_path / "more", train=5, test=2)
-    error = fedcache(f"{EXTRACT} --name taken --json", more).error
+    error = fedcache(f"{EXTRACT} --name taken --json {more}").error
     assert error["hint"] == "Choose another --name."
 
 

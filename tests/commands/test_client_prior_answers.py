@@ -148,7 +148,7 @@ def test_train_keeps_accuracy_with_the_prior_apart_and_compare_has_columns_of_it
     plain = results()["fed3r"]
     words = f"train --method fed3r {CLIENTS} --store {store} --client-prior"
     for kind in ("counts", "em"):
-        run = place_of(words, kind)
+        run = place_of(f"{words} {kind}")
         kept = json.loads((run / "result.json").read_text())
         found = kept["accuracy"].pop("client_prior")
         assert kept["accuracy"] == plain["accuracy"]
@@ -233,9 +233,9 @@ def test_a_concentration_of_a_private_run_is_refused(store, monkeypatch):
     monkeypatch.setattr("fedcache.runs.predict_run.is_private", lambda _result: True)
     monkeypatch.setattr("fedcache.models.client_prior.MASKED_SHARE", 0.0)
     words = f"evaluate {run_of('fed3r')} --store {store} --client-prior"
-    assert "concentration k" not in ok(words, "classes").err
+    assert "concentration k" not in ok(f"{words} classes").err
     for kind in ("fitted", "em"):
-        must_fail(f"--client-prior {kind} reads the class counts", words, kind)
+        must_fail(f"--client-prior {kind} reads the class counts", f"{words} {kind}")
 
 
 @pytest.mark.slow
@@ -243,11 +243,11 @@ def test_seeds_with_one_partition_are_an_ensemble_and_others_are_refused(store):
     words = f"train --method fedncm --seeds 0,1 {CLIENTS} --store {store}"
     prior = f"evaluate --store {store} --client-prior counts --seed"
     run = place_of(words)
-    one, both = (data_of(prior, seed, run)["runs"][0]["client_prior"] for seed in (0, "all"))
+    one, both = (data_of(f"{prior} {seed} {run}")["runs"][0]["client_prior"] for seed in (0, "all"))
     assert one == both, "fedncm is the same for every seed"
     run = place_of(f"{words} --repartition")
-    must_fail("single seed", prior, "all", run)
-    assert data_of(prior, 1, run)["runs"][0]["client_prior"] != one
+    must_fail("single seed", f"{prior} all {run}")
+    assert data_of(f"{prior} 1 {run}")["runs"][0]["client_prior"] != one
 
 
 def test_unlabelled_test_rows_give_no_figures_of_a_prior(tmp_path):

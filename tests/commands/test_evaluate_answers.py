@@ -46,7 +46,7 @@ def test_the_runs_own_test_rows_give_the_stored_accuracy(store, method):
         assert figures["macro_f1"] == result["macro_f1"]["mean"]
         return
     for name, accuracy in zip(result["clients"], result["accuracy"]["per_client"], strict=True):
-        figures = data_of(words, "--client", name)["runs"][0]["measures"]
+        figures = data_of(f"{words} --client {name}")["runs"][0]["measures"]
         assert figures["by_domain"][name]["accuracy"] == accuracy  # a client is a domain
     (whole,) = data_of(words)["runs"]
     assert set(whole["clients"]["clients"]) == set(result["clients"])

@@ -46,7 +46,7 @@ def test_a_guess_is_answered_with_the_right_command(line, hint):
 def test_a_folder_is_extracted_by_its_path(tmp_path):
     images = folder(tmp_path / "photos", train=4, test=2)
     words = "extract --backbones random-projection --size 16 --workers 0"
-    named = data_of(words, f"{images}/")
+    named = data_of(f"{words} {images}/")
     assert data_of(f"{words} --dataset folder:{images}")["path"] == named["path"]
     error = fedcache("extract digits --dataset letters --json").error
     assert error["hint"] == "Leave one of them out."

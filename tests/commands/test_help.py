@@ -61,7 +61,7 @@ def test_the_full_help_shows_every_option_and_the_short_one_says_so(command):
     left_out = OPTIONS[command] - shown_options(short)
     assert (f"fedcache {command} --help-all" in short) == bool(left_out)
     assert "--json" in short
-    assert must_fail("", command, "--jsn-no-such-flag")["hint"]
+    assert must_fail("", f"{command} --jsn-no-such-flag")["hint"]
 
 
 def test_a_default_is_shown_as_the_value_it_is():

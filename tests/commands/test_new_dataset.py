@@ -52,13 +52,13 @@ def test_a_new_reader_keeps_the_laws_and_trains_by_its_name(listed):
     assert [found.classes[label] for label in found.label] == [*LABELS[::-1], "ant"]
     assert found.split.tolist() == [0, 0, 1, 0, 0, 1, 0, 0, 0]
     assert sorted(found.groups) == ["clinic"]
-    assert data_of("datasets info", listed)["classes"] == list(found.classes)
+    assert data_of(f"datasets info {listed}")["classes"] == list(found.classes)
     words = f"extract --dataset {listed} --backbones random-projection:8 --max-bad 50% --json"
     first = fedcache(words)
     assert first.code == Exit.QUARANTINED
     assert first.data["decoded"] == len(LABELS) + 1
     assert fedcache(words).data["decoded"] == 0
-    trained = data_of("train fed3r --scheme iid --clients 2 --dataset", listed)
+    trained = data_of(f"train fed3r --scheme iid --clients 2 --dataset {listed}")
     assert 0.0 <= trained["accuracy"]["mean"] <= 1.0
 
 

@@ -93,7 +93,7 @@ def test_a_store_without_training_rows_of_known_classes_is_refused(sites, here):
         for name in CLASSES[:3]:
             (other / split / name).rename(other / split / f"kind of {name}")
     path = place_of(f"extract -d folder:{other} -b glyph-clip --workers 0")
-    must_fail_store("training rows", f"personalise {run_of('fedpcl')} --store", path)
+    must_fail_store("training rows", f"personalise {run_of('fedpcl')} --store {path}")
 
 
 @pytest.mark.slow

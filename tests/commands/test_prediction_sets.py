@@ -133,7 +133,7 @@ def test_validation_rows_without_labels_are_none(tmp_path):
 
 def test_the_page_and_the_terminal_have_the_same_sentences(store, tmp_path):
     words = f"evaluate {run_of('fed3r')} --store {store} --split test --coverage 0.99"
-    out = " ".join(fedcache(words, "-o", tmp_path / "e.html").out.split())
+    out = " ".join(fedcache(f"{words} -o {tmp_path}/e.html").out.split())
     page = (tmp_path / "e.html").read_text()
     for said in (
         "the threshold is inf, from 106 validation rows of 6 clients",
@@ -162,10 +162,10 @@ def test_the_hint_for_a_run_without_validation_rows_trains_one_with_them(store):
     error = must_fail_store("needs labelled validation rows", words, run_of("fedncm"))
     hint = shlex.split(error["hint"].partition("  fedcache ")[2])
     run = place_of(*hint, "--scheme", "iid")
-    assert data_of(words, run)["runs"][0]["prediction_sets"]["calibration_rows"] > 0
+    assert data_of(f"{words} {run}")["runs"][0]["prediction_sets"]["calibration_rows"] > 0
     must_fail_store("No client has a test row", f"{words} --split train {run}")
     (run / "partition-0.partition").unlink()
-    must_fail_store("partition of the run", words, run)
+    must_fail_store("partition of the run", f"{words} {run}")
 
 
 def test_validation_rows_of_a_private_run_are_not_read(store, monkeypatch):

@@ -149,12 +149,12 @@ def test_runs_are_removed_after_a_question_or_with_yes(three, own_home, monkeypa
     name = digest(three["lam"])
     board = own_home / "runs/tensorboard" / name
     (board / "seed-0").mkdir(parents=True)
-    asked = fedcache("runs rm", name)
+    asked = fedcache(f"runs rm {name}")
     assert asked.code == Exit.USAGE
     assert asked.err.splitlines()[-1] == f"fedcache runs rm {name} --yes"
     for answer, kept in (("n", True), ("y", False)):
         monkeypatch.setattr(sys, "stdin", Terminal(f"{answer}\n"))
-        assert fedcache("runs rm", name).code == 0
+        assert fedcache(f"runs rm {name}").code == 0
         assert Path(three["lam"]).exists() is board.exists() is kept
     assert data_of(f"train fed3r --set lam=5 {IID}")["reused"] is False, "it is trained again"
     Path(three["ncm"], "notes.txt").write_text("mine")

@@ -70,7 +70,7 @@ def test_a_run_of_one_round_is_one_run_however_often_it_is_scored(tmp_path):
     again = data_of(f"train fed3r {IID} --eval-every 1")
     assert again["reused"] is True
     assert again["path"] == first["path"]
-    end, each = (data_of(f"train fedavg {IID} --rounds 2 --eval-every", k)["path"] for k in (0, 1))
+    end, each = (data_of(f"train fedavg {IID} --rounds 2 --eval-every {k}")["path"] for k in (0, 1))
     assert end != each
     labels = {e["path"]: e["differs"] for e in data_of("runs list --method fedavg")["entries"]}
     assert labels == {end: "eval_every=0", each: "eval_every=1"}

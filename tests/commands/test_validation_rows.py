@@ -125,7 +125,7 @@ def test_what_was_chosen_is_trained_again_and_is_the_run_without_validation(stor
 @pytest.mark.parametrize("words", ["lam=3,1,2", "lam=1,2,3"])
 def test_of_equal_points_all_commands_take_the_same(store, words):
     asked = f"grid --method fed3r -s iid -m 3 --validation 0.3 --retrain --store {store}"
-    done = data_of(f"{asked} --sweep", words)
+    done = data_of(f"{asked} --sweep {words}")
     assert len({p["validation"]["mean"] for p in done["points"]}) == 1, "the three points tie"
     assert done["best"]["sweep"] == {"lam": "1"}
     assert [p["sweep"] for p in done["retrained"]] == [{"lam": "1"}]

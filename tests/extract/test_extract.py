@@ -52,7 +52,7 @@ def test_a_finished_extraction_runs_no_forward_pass_and_imports_no_torch(images,
 def test_a_batch_without_a_readable_image_has_the_size_of_the_others(images, tmp_path, workers):
     (images / "train/ant/000.png").write_bytes(b"no picture")
     words = f"extract --dataset folder:{images} --backbones pixels --batch 1 --workers {workers}"
-    done = fedcache(words, "--max-bad", 1, "--store", tmp_path / "pixels.zarr")
+    done = fedcache(f"{words} --max-bad 1 --store {tmp_path}/pixels.zarr")
     assert done.code == Exit.QUARANTINED
     store = fc.Store.open(tmp_path / "pixels.zarr")
     (key,) = store.arrays

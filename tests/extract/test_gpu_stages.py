@@ -193,7 +193,7 @@ def test_a_store_has_the_same_bytes_whichever_way_its_batches_took(tmp_path, mon
 
     before = open_memory()
     monkeypatch.setattr(compute_features, "open_workers", devices)
-    done = fedcache(words, "--store", tmp_path / "piped.zarr")
+    done = fedcache(f"{words} --store {tmp_path}/piped.zarr")
     assert done.code == Exit.QUARANTINED
     assert "the fake device records no graphs" in done.err
     assert content(tmp_path / "piped.zarr") == content(tmp_path / "alone.zarr")

@@ -134,9 +134,9 @@ def test_compiled_models_give_the_same_features_and_are_recorded(images, own_hom
         f"extract --dataset folder:{images} --backbones random-projection:4 --batch 8 --workers 1"
     )
     plain = tmp_path / "plain.zarr"
-    ok(words, "--store", plain)
+    ok(f"{words} --store {plain}")
     compiled = tmp_path / "compiled.zarr"
-    done = apart(words, "--torch-compile", "--store", compiled, home=own_home)
+    done = apart(f"{words} --torch-compile --store {compiled}", home=own_home)
     assert done.code == 0
     assert "Warning" not in done.err
     before = Store.open(plain)

@@ -122,7 +122,7 @@ def test_text_features_are_those_of_the_first_part(tmp_path):
         "extract --dataset digits --limit 40 --backbones glyph-clip --batch 4 --chunk-rows 8 --workers 0"
         " --text 'a {}.' --text 'the digit {}.'"
     )
-    whole = place_of(command, "--store", tmp_path / "whole.zarr")
+    whole = place_of(f"{command} --store {tmp_path}/whole.zarr")
     made = [place_of(f"{command} --store {tmp_path}/x.zarr --part {i}/3") for i in (1, 2, 3)]
     assert [data_of(f"inspect {p}")["text"] for p in made] == [["glyph-clip"], [], []]
     (damaged,) = made[0].glob("text/glyph-clip/*/c/0/0")
@@ -160,7 +160,7 @@ def test_a_part_is_never_a_store(images, tmp_path):
         "export f.npz --store",
         "partition --scheme iid --store",
     ):
-        assert "part 1 of 1" in refusal(fedcache(line, first, "--json"))
+        assert "part 1 of 1" in refusal(fedcache(f"{line} {first} --json"))
     into = fedcache(f"extract --dataset folder:{images} {SMALL} --store {first} --json")
     assert "contains part 1 of 1, not a whole store" in refusal(into)
     (entry,) = data_of("ls")["entries"]

@@ -320,7 +320,7 @@ def test_class_texts_adapt_with_caches(texts, tmp_path):
     words = (
         f"evaluate {run_of('clip-zs')} --store {texts} --split test --temperature 30 --adapt tda"
     )
-    (told,) = data_of(words, "--set", "positive_alpha=9")["runs"]
+    (told,) = data_of(f"{words} --set positive_alpha=9")["runs"]
     assert told["adaptation"]["adapted"]["right"] == expected.sum()
     assert told["adaptation"]["adapted"]["right"] != told["measures"]["right"]
     must_fail("cosines with class texts", words.replace(str(run_of("clip-zs")), str(run_of("gda"))))

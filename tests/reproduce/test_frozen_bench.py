@@ -291,7 +291,7 @@ def test_an_added_result_may_have_a_method_that_fedcache_does_not_know(tmp_path)
     theirs = written(tmp_path / "theirs.json", **data)
     first = written(tmp_path / "first.json")
     line = "reproduce frozen-bench --only partition=iid"
-    added = data_of(line, "--add", theirs, "--add", first, "-o", tmp_path / "both.md")
+    added = data_of(f"{line} --add {theirs} --add {first} -o {tmp_path}/both.md")
     standings = added["rankings"][0]["standings"]
     assert [(s["treatment"], s["mean"]) for s in standings] == [("new", 0.75), ("fed3r", 0.5)]
     assert "| new |" in (tmp_path / "both.md").read_text()

@@ -223,7 +223,7 @@ def test_rows_that_are_not_finite_are_named_and_left_out_when_asked(tmp_path, en
         write(file, pa.table({**{f"f{i}": bad[:, i] for i in range(D)}, "label": LABELS}))
     line = f"ingest {file} --name dirty --label-key label"
     assert must_fail_corrupt("3, 8, 29", line)["hint"].endswith(f"fedcache {line} --drop-nan")
-    made = data_of(line, "--drop-nan")
+    made = data_of(f"{line} --drop-nan")
     assert made["images"] == N
     assert made["ok"] == N - 3
     store = Store.open(made["path"])

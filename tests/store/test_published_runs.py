@@ -143,7 +143,9 @@ def test_evaluation_prediction_and_grids_read_a_published_store(digits, publishe
         address = f"{server.address}/digits"
 
         def told(line, store):
-            return {k: v for k, v in data_of(line, run, "--store", store).items() if k != "runs"}
+            return {
+                k: v for k, v in data_of(f"{line} {run} --store {store}").items() if k != "runs"
+            }
 
         for line in ("predict", "evaluate"):
             assert told(line, address) == told(line, digits)

@@ -34,7 +34,7 @@ def ingested(folder, name="mine"):
     x, y, split = embeddings()
     file = folder / f"{name}.npz"
     np.savez(file, **{"features/mine": x, "labels": CLASSES[y], "classes": CLASSES, "split": split})
-    return place_of(f"ingest --name {name}", file)
+    return place_of(f"ingest --name {name} {file}")
 
 
 def rows_ingested(folder, x, y, split, more=""):
