@@ -104,7 +104,7 @@ def test_unreadable_rows_are_in_no_view():
 
 def test_a_damaged_chunk_is_refused_when_its_rows_are_read(tmp_path):
     rows = whole(tmp_path / "toy.zarr").torch_dataset("a", split=None)
-    flip_bit(tmp_path / "toy.zarr/features" / KEYS[0] / "c/1/0/0", 0)
+    flip_bit(tmp_path / f"toy.zarr/features/{KEYS[0]}/c/1/0/0", 0)
     assert len(rows[0][0]) == 3, "chunk 0 is whole, and only what is asked for is read"
     corruption(lambda: rows[4])
 

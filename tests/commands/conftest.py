@@ -37,7 +37,7 @@ def installed(tmp_path, site, forget):
     """``installed(kind, name)``: write a new package and install it; returns the folder where it was written."""
 
     def installed(kind, name):
-        folder = tmp_path / "work" / name
+        folder = tmp_path / f"work/{name}"
         assert data_of(f"new {kind} {name} --out {folder}")["kind"] == kind
         lay(folder, site)
         forget()

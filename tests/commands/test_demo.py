@@ -52,7 +52,6 @@ def test_every_number_of_the_demo_is_a_stored_run(small, own_home, monkeypatch):
     assert fedavg["sends"] > zero_shot["sends"] == 0
 
 
-@pytest.mark.usefixtures("small")
-def test_a_misspelt_method_of_the_demo_is_refused_before_anything_runs(own_home):
+def test_a_misspelt_method_of_the_demo_is_refused_before_anything_runs(small, own_home):
     must_fail("'fedprox'", "demo --methods fedavg,fedporx")
     assert not (own_home / "runs").exists()

@@ -102,7 +102,7 @@ def test_validation_and_test_rows_leave_with_the_client(parts, own_home, monkeyp
     monkeypatch.setattr(executor, "TOGETHER_FROM", 2)  # as if there were many clients
     made = "--scheme dirichlet --clients 6 --option test_protocol=matched --validation 0.2"
     run = trained(f"fed3r {made}")
-    place = own_home / "runs" / run / "partition-0.partition"
+    place = own_home / f"runs/{run}/partition-0.partition"
     whole = fc.Partition.load(place)
     assert data_of(f"forget {run} --client client-2")["difference"] < 1e-6
     few = fc.Partition.load(next(parts.parent.glob("*-without-client-2-*")))

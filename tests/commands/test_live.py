@@ -34,8 +34,7 @@ def lines_of(err):
     return [line for line in err.splitlines() if line.startswith("training ")]
 
 
-@pytest.mark.usefixtures("mine")
-def test_a_line_says_round_seed_accuracy_exact_bytes_rate_and_time_left(monkeypatch):
+def test_a_line_says_round_seed_accuracy_exact_bytes_rate_and_time_left(mine, monkeypatch):
     # a line for every round, where a file gets one per 10 seconds
     monkeypatch.setattr(output, "LINE_EVERY", 0.0)
     done = ok(f"{TRAIN} --rounds 4 --seeds 0-1 --eval-every 2")

@@ -44,8 +44,7 @@ def listed(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("reader")
-def test_a_new_reader_keeps_the_laws_and_trains_by_its_name(listed):
+def test_a_new_reader_keeps_the_laws_and_trains_by_its_name(reader, listed):
     assert testing.check_dataset(listed) == list(testing.DATASET_LAWS)
     found = testing.open_dataset(listed)
     # Rows are in the order of their names, and the files count down.
@@ -75,9 +74,8 @@ def test_a_file_that_is_missing_is_named(reader):
     must_fail("", "new dataset folder")
 
 
-@pytest.mark.usefixtures("reader")
 @pytest.mark.parametrize("line", ["no JSON", '{"picture": "a.png"}', "3"])
-def test_a_line_without_an_image_is_named(tmp_path, line):
+def test_a_line_without_an_image_is_named(reader, tmp_path, line):
     (tmp_path / "l.jsonl").write_text(f'{{"image": "a.png"}}\n{line}\n')
     must_fail("line 2", f"extract --dataset my-format:{tmp_path}/l.jsonl --backbones pixels")
 

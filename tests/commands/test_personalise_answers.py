@@ -100,7 +100,7 @@ def test_a_store_without_training_rows_of_known_classes_is_refused(sites, here):
 def test_rows_of_classes_that_the_model_does_not_know_are_told(sites, here):
     images = folder(here / "more", train=4, test=2, domains=("new",))
     for split in ("train", "test"):
-        (images / split / "new/zebra").rename(images / split / "new/unknown")
+        (images / f"{split}/new/zebra").rename(images / f"{split}/new/unknown")
     path = place_of(f"extract --dataset folder:{images} --backbones glyph-clip --workers 0")
     run = run_of("fedpcl")
     done = fedcache(f"personalise {run} --store {path} --name z --rounds 1")

@@ -147,7 +147,7 @@ class Terminal(io.StringIO):
 @pytest.mark.slow
 def test_runs_are_removed_after_a_question_or_with_yes(three, own_home, monkeypatch):
     name = digest(three["lam"])
-    board = own_home / "runs/tensorboard" / name
+    board = own_home / f"runs/tensorboard/{name}"
     (board / "seed-0").mkdir(parents=True)
     asked = fedcache(f"runs rm {name}")
     assert asked.code == Exit.USAGE

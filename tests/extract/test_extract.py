@@ -145,7 +145,7 @@ def test_an_older_manifest_is_told_and_no_array_vanishes(images):
     assert ok(f"verify {store}").data["problems"] == []
     # What the message says instead works too.
     manifest.write_bytes(older)
-    shutil.rmtree(store / "features" / second)
+    shutil.rmtree(store / f"features/{second}")
     assert ok(more).data["arrays"][0]["key"] == second
     assert ok(f"verify {store}").data["problems"] == []
 

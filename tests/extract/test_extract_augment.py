@@ -10,6 +10,8 @@ from pictures import folder
 
 from fedcache import Store
 
+pytestmark = pytest.mark.slow
+
 WORDS = "--backbones random-projection --recipe random-projection:size=16 --batch 4"
 POLICY = "flip=0.5,rotate=30,gaussian-noise=20:0.1"
 
@@ -25,7 +27,6 @@ def extracted(images, *words):
     return done["arrays"][0]["key"], Store.open(done["path"])
 
 
-@pytest.mark.slow
 def test_workers_and_chunks_change_no_bit(images, tmp_path):
     asked = ("--views", 3, "--augment", POLICY)
     key, alone = extracted(images, *asked, "--workers", 0, "--store", tmp_path / "a.zarr")
@@ -35,7 +36,6 @@ def test_workers_and_chunks_change_no_bit(images, tmp_path):
         assert store.reader(key).all().tobytes() == alone.reader(key).all().tobytes()
 
 
-@pytest.mark.slow
 def test_a_model_trained_on_augmented_rows_predicts_from_plain_images(images, tmp_path):
     plain, _ = extracted(images, "--workers", 0, "--store", tmp_path / "plain.zarr")
     extracted(images, "--views", 2, "--augment", "domainnet", "--workers", 0)
@@ -69,7 +69,6 @@ def test_a_model_trained_on_augmented_rows_predicts_from_plain_images(images, tm
     assert row["probability"] == pytest.approx(same["probability"], abs=1e-5)
 
 
-@pytest.mark.slow
 def test_digits_are_not_flipped_and_that_is_said():
     words = f"--limit 8 {WORDS} --workers 0 --views 2 --augment flip=1"
     done = ok(f"extract --dataset digits {words}")

@@ -80,7 +80,7 @@ def test_new_images_are_appended_and_whole_chunks_are_linked(images):
     assert done.data["decoded"] == 4
     key = next(iter(after.arrays))
     for chunk in range(6):
-        places = [s.path / "features" / key / f"c/{chunk}/0/0" for s in (before, after)]
+        places = [s.path / f"features/{key}/c/{chunk}/0/0" for s in (before, after)]
         assert places[0].stat().st_ino == places[1].stat().st_ino
     names = after.samples.name
     gone = np.flatnonzero(after.samples.ok == 0)
@@ -181,7 +181,7 @@ def test_chunks_are_copied_where_they_cannot_be_linked(images, monkeypatch):
     after = store_of(done)
     assert done.data["growth"]["reused_chunks"] == 6
     key = next(iter(after.arrays))
-    places = [s.path / "features" / key / "c/0/0/0" for s in (before, after)]
+    places = [s.path / f"features/{key}/c/0/0/0" for s in (before, after)]
     assert places[0].stat().st_ino != places[1].stat().st_ino
     assert places[0].read_bytes() == places[1].read_bytes()
     assert verify(after.path).ok

@@ -7,6 +7,8 @@ from pictures import folder
 
 from fedcache import Store
 
+pytestmark = pytest.mark.slow
+
 SMALL = "--batch 4 --chunk-rows 8 --workers 0"
 OTHER = "the character {} here"
 ZERO = "train --method clip-zs --scheme iid --clients 2 --backbones glyph-clip"
@@ -19,7 +21,6 @@ def words(tmp_path):
     return f"extract --dataset folder:{images} --backbones glyph-clip {SMALL}"
 
 
-@pytest.mark.slow
 def test_extracting_a_template_again_makes_it_current_and_computes_nothing(words):
     path = place_of(words)
     template = Store.open(path).templates("glyph-clip")
@@ -46,7 +47,6 @@ def test_extracting_a_template_again_makes_it_current_and_computes_nothing(words
     assert data_of(words)["text"][0]["state"] == "current"
 
 
-@pytest.mark.slow
 def test_what_train_extracts_on_its_own_leaves_the_chosen_template(words, tmp_path):
     ok(words)
     path = place_of(f"{words} --text", OTHER)

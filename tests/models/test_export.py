@@ -124,8 +124,7 @@ def test_the_documentation_names_the_methods_whose_models_hold_rows():
         assert (f"`{name}`" in named) == bool(names)
 
 
-@pytest.mark.usefixtures("shapes")
-def test_tensors_and_estimator_of_a_linear_head(tmp_path):
+def test_tensors_and_estimator_of_a_linear_head(shapes, tmp_path):
     run = run_of("fed3r")
     ok(f"export-model {run} -o {tmp_path}/m.safetensors")
     ok(f"export-model {run} -o {tmp_path}/m.joblib")

@@ -24,7 +24,7 @@ def both_ways(place):
         for method in METHODS:
             asked = Plan(TrainConfig(method=method), sites=3, wait=0.01).checked()
             federate(
-                asked, grid_of(sites, place / "state" / name), Home.from_environment(), Silent()
+                asked, grid_of(sites, place / f"state/{name}"), Home.from_environment(), Silent()
             )
             ok(f"train --method {method} --clients-from {sites}")
     return place
@@ -35,8 +35,7 @@ def runs(once):
     once(both_ways)
 
 
-@pytest.mark.usefixtures("runs")
-def test_a_report_keeps_claimed_figures_apart_and_says_what_they_are(tmp_path):
+def test_a_report_keeps_claimed_figures_apart_and_says_what_they_are(runs, tmp_path):
     first = data_of("runs list --state finished")["entries"]
     kept = [e["path"] for e in first if e["method"] == "fed3r"]  # four settings
     ok("report", *kept, "-o", tmp_path / "page.html", "--embed", "none")
@@ -50,9 +49,8 @@ def test_a_report_keeps_claimed_figures_apart_and_says_what_they_are(tmp_path):
         assert ("accuracy % (claimed)" in section) == (section in claimed)
 
 
-@pytest.mark.usefixtures("runs")
 @pytest.mark.parametrize("claimed", [True, False])
-def test_python_says_which_figures_are_claimed(claimed):
+def test_python_says_which_figures_are_claimed(runs, claimed):
     entry = next(
         e for e in data_of("runs list --state finished")["entries"] if e["claimed"] == claimed
     )
@@ -66,8 +64,7 @@ def test_python_says_which_figures_are_claimed(claimed):
         assert "accuracy" in frame
 
 
-@pytest.mark.usefixtures("runs")
-def test_a_comparison_never_pairs_claimed_with_measured_figures():
+def test_a_comparison_never_pairs_claimed_with_measured_figures(runs):
     found = data_of("compare")["comparisons"]
     assert len(found) == 4
     for table in found:
@@ -78,8 +75,7 @@ def test_a_comparison_never_pairs_claimed_with_measured_figures():
     assert sum("as reported by the sites" in table["setting"] for table in found) == 2
 
 
-@pytest.mark.usefixtures("runs")
-def test_claimed_figures_are_left_out_of_means_over_settings():
+def test_claimed_figures_are_left_out_of_means_over_settings(runs):
     found = data_of("compare --over settings")
     (table,) = found["comparisons"]
     assert len(table["blocks"]) == 2

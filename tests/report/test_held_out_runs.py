@@ -97,8 +97,7 @@ def home(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("home")
-def test_list_compare_report_card_and_page_name_the_value_and_the_list_has_the_mean(tmp_path):
+def test_list_compare_report_card_and_page_name_the_value_and_the_list_has_the_mean(home, tmp_path):
     listed = data_of("runs list method:fed3r")
     assert {tuple(e["hold_out"]) for e in listed["entries"]} == {(v,) for v in VALUES}
     (group,) = listed["held_out"]
@@ -119,8 +118,7 @@ def test_list_compare_report_card_and_page_name_the_value_and_the_list_has_the_m
         assert read_run(Path(entry["path"]))["hold_out"] == entry["hold_out"]
 
 
-@pytest.mark.usefixtures("home")
-def test_the_best_model_of_each_method_is_kept_for_each_value():
+def test_the_best_model_of_each_method_is_kept_for_each_value(home):
     entries = data_of("runs list")["entries"]
     with_model = [(e["method"], *e["hold_out"]) for e in entries if e["model_bytes"]]
     assert sorted(with_model) == sorted(
@@ -128,8 +126,7 @@ def test_the_best_model_of_each_method_is_kept_for_each_value():
     )
 
 
-@pytest.mark.usefixtures("home")
-def test_the_mean_over_seeds_and_values_of_two_grids_with_other_seeds():
+def test_the_mean_over_seeds_and_values_of_two_grids_with_other_seeds(home):
     ok("grid fedavg --by site --hold-out each --rounds 1 --set lr=0.1 --seeds 3,1")
     (row,) = [t for t in fc.compare("method:fedavg").tables[0].treatments if "0.1" in t.name]
     assert len(row.known) == 4

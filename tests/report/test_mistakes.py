@@ -126,7 +126,6 @@ def test_a_dataset_that_has_moved_is_named_and_a_changed_image_is_not_shown(tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("store")
 def test_images_of_a_private_run_are_refused_and_those_of_a_simulation_shown(store, tmp_path):
     simulated = place_of(f"train --method fedavg --rounds 1 {IID} {PRIVATE} --dp-seed 0")
     assert shown(page_of(tmp_path, simulated, "--with-images"))

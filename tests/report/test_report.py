@@ -81,8 +81,7 @@ def made(tmp_path, *words):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("store")
-def test_a_report_is_whole_escaped_asks_for_nothing_and_has_the_results(tmp_path):
+def test_a_report_is_whole_escaped_asks_for_nothing_and_has_the_results(store, tmp_path):
     run = data_of(
         f"train --method fedavg --backbones random-projection {IID} --rounds 3 "
         "--eval-every 1 --seeds 0,1"
@@ -118,8 +117,7 @@ def test_a_report_is_whole_escaped_asks_for_nothing_and_has_the_results(tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("store")
-def test_the_printed_command_gives_the_same_run(own_home):
+def test_the_printed_command_gives_the_same_run(store, own_home):
     ok(
         "train --method fedavg --backbones random-projection --scheme dirichlet --alpha 0.5 --clients 3 "
         "--participation 2 --rounds 2 --set lr=0.02 --set batch=4 --seeds 1,2 --preset official --attack sign-flip:0.4"
@@ -136,8 +134,7 @@ def test_the_printed_command_gives_the_same_run(own_home):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("store")
-def test_what_cannot_be_shown_is_named_with_what_helps(tmp_path, own_home):
+def test_what_cannot_be_shown_is_named_with_what_helps(store, tmp_path, own_home):
     for lr in (0.1, 0.2, 0.3):
         ok(f"train --method fedavg --backbones random-projection {IID} --rounds 1 --set lr={lr}")
     damaged, unfinished, whole = sorted((own_home / "runs").iterdir())
@@ -166,12 +163,11 @@ def test_the_newest_of_runs_that_differ_in_the_code_alone_is_shown(tmp_path, sto
     assert made(tmp_path, new, old)[2]["runs"] == 2  # named, it is shown
 
 
-@pytest.mark.usefixtures("store")
 @pytest.mark.parametrize(
     ("noise", "drawn"), [("--dp-allow evaluation", False), ("--dp-seed 0", True)]
 )
 def test_rows_and_features_are_drawn_of_a_private_run_only_where_it_is_a_simulation(
-    tmp_path, noise, drawn
+    store, tmp_path, noise, drawn
 ):
     private = f"--dp-clip 1 --dp-noise 1 {noise}"
     ok(f"train --method fedavg --backbones random-projection --rounds 1 {IID} {private}")

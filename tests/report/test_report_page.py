@@ -171,7 +171,7 @@ def test_settings_that_are_called_alike_are_distinguished_by_their_digests():
 def test_a_run_is_named_by_its_folder_its_first_letters_or_its_own_files(tmp_path):
     for name in ("abc1", "abd2"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "config.toml").touch()
+        (tmp_path / f"{name}/config.toml").touch()
     (tmp_path / "abc1/notes.txt").touch()
 
     def found(*asked):

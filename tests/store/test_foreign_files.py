@@ -97,7 +97,7 @@ def test_a_dataset_of_another_program_has_the_same_rows_labels_and_clients(tmp_p
 
 def pfllib(path):
     for split, start in (("train", 0), ("test", 1)):
-        folder = path.parents[2] / "pfl" / split
+        folder = path.parents[2] / f"pfl/{split}"
         folder.mkdir(parents=True)
         for user, rows in EACH.items():
             part = rows[start::2]

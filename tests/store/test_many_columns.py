@@ -16,6 +16,8 @@ import fedcache
 from fedcache.tables.embeddings import open_embeddings
 from fedcache.tables.table_readers import read_table
 
+pytestmark = pytest.mark.slow
+
 ROWS = 4
 
 
@@ -54,7 +56,6 @@ def lines_run(work):
     return lines
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ending", "spelt"), [("csv", "f{}"), ("parquet", "f{}"), ("feather", "f{}x")]
 )
@@ -71,7 +72,6 @@ def test_four_times_the_columns_run_four_times_the_lines(tmp_path, ending, spelt
     assert lines_run(many) <= 5 * lines_run(few)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
 def test_dimensions_with_names_of_their_own_are_numbered_by_the_lines_of_the_message(
     tmp_path, ending

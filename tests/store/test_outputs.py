@@ -128,7 +128,7 @@ def test_a_note_can_name_no_file_but_a_partial_one(tmp_path, own_home):
     kept = tmp_path / "kept.csv"
     kept.write_text("mine")
     dead = {**this_process(), "pid": 2**22 + 1}
-    write_sealed(own_home / NOTES / "a.json", NOTE_KIND, {"path": str(kept), **dead})
+    write_sealed(own_home / f"{NOTES}/a.json", NOTE_KIND, {"path": str(kept), **dead})
     ok("gc --delete")
     assert kept.read_text() == "mine"
 

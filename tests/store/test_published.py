@@ -92,7 +92,7 @@ def test_chunks_of_a_shard_are_chunk_files_byte_for_byte(toy, published):
     for key in KEYS:
         array = f"features/{key}"
         files = [chunk_path(toy.path / array, number, 3).read_bytes() for number in range(3)]
-        assert (published / array / "c/0/0/0").read_bytes().startswith(b"".join(files))
+        assert (published / f"{array}/c/0/0/0").read_bytes().startswith(b"".join(files))
         assert len(list((published / array).rglob("c/*/0/0"))) == 2
 
 

@@ -52,7 +52,7 @@ def test_an_unfinished_array_is_refused_and_resumed(expected, store):
 
 def test_a_chunk_the_journal_vouches_for_is_kept_only_if_its_file_agrees(store):
     fill(store, KEYS[0], chunks=3)
-    file = store.path / "features" / KEYS[0] / "c/1/0/0"
+    file = store.path / f"features/{KEYS[0]}/c/1/0/0"
     file.write_bytes(file.read_bytes()[:-2])
     with writer(store, KEYS[0]) as w:
         assert w.kept == [0, 2]
@@ -62,7 +62,7 @@ def test_another_how_is_refused_until_fresh(store):
     fill(store, KEYS[0], chunks=2)
 
     def chunks():
-        return len(list((store.path / "features" / KEYS[0] / "c").rglob("*/0/0")))
+        return len(list((store.path / f"features/{KEYS[0]}/c").rglob("*/0/0")))
 
     other = writer(store, KEYS[0], how={"batch": 8})
     said = ("settings or versions: batch is 8 instead of 4", "discard the unfinished features")

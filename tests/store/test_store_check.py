@@ -64,7 +64,7 @@ def test_the_report_counts_every_byte_once(path):
 
 def test_a_repaired_array_computes_only_its_damaged_chunks_again(finished):
     expected = content(finished.path)
-    chunk = finished.path / "features" / KEYS[0] / "c/2/0/0"
+    chunk = finished.path / f"features/{KEYS[0]}/c/2/0/0"
     chunk.write_bytes(chunk.read_bytes()[:-1])
     reader = Store.open(finished.path).reader(KEYS[0])
     corruption(reader.all, "chunk 2 of", f"fedcache repair {finished.path}")
@@ -109,7 +109,7 @@ def test_of_the_text_features_of_a_backbone_only_the_damaged_ones_are_forgotten(
     (damaged,) = finished.texts["a"]
     kept = np.eye(3, 3, 1, dtype=np.float32)
     finished.put_text("a", ["a {}."], kept, {"backbone": "a", "weights": "none"})
-    (finished.path / "text/a" / damaged["id"] / "c/0/0").write_bytes(b"?")
+    (finished.path / f"text/a/{damaged['id']}/c/0/0").write_bytes(b"?")
     (done,) = repair(finished.path)
     assert damaged["id"] in done
     assert np.array_equal(Store.open(finished.path).text("a", ["a {}."]), kept)

@@ -168,7 +168,7 @@ def test_zarr_reads_every_dtype_and_the_rows_beyond_the_end_are_the_fill_value(
 
 def test_zarr_raises_on_a_flipped_bit_wherever_it_is(finished):
     array = zarr.open_group(finished.path, mode="r")[f"features/{KEYS[1]}"]
-    chunk = finished.path / "features" / KEYS[1] / "c/1/0/0"
+    chunk = finished.path / f"features/{KEYS[1]}/c/1/0/0"
     raw = chunk.read_bytes()
     for bit in range(8 * len(raw)):
         flipped = bytearray(raw)

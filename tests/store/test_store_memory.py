@@ -29,7 +29,7 @@ def test_a_flipped_bit_is_found_by_every_way_of_reading_and_the_first_is_named(
     path = whole(tmp_path / "s.zarr").path
     for chunk in (3, 1):
         # in the last chunk beyond the end of the rows
-        flip_bit(path / "features" / KEYS[0] / f"c/{chunk}/0/0", -5 if chunk == 3 else 2, bit=2)
+        flip_bit(path / f"features/{KEYS[0]}/c/{chunk}/0/0", -5 if chunk == 3 else 2, bit=2)
     ways = (
         lambda r: r.all(),
         lambda r: r.rows(np.array([0, 13, 5])),

@@ -179,7 +179,7 @@ def test_a_grid_at_work_shows_the_run_of_a_point_that_has_not_ended(client, run,
     (other,) = (p for p in line["points"] if p["run"] is None)
     assert other["state"] == "waiting"
     (source,) = (p["run"] for p in ended if p["sweep"] == other["sweep"])
-    with owning([in_progress(own_home / "runs" / source, "b" * 16)], Silent(), Stop()):
+    with owning([in_progress(own_home / f"runs/{source}", "b" * 16)], Silent(), Stop()):
         client.read()
         (line,) = client.pages.grids.lines()
         page = client.ask(f"/grid?name={line['name']}")

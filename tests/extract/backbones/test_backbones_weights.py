@@ -62,7 +62,7 @@ def test_the_order_of_places(find, own_home, tmp_path):
     name = "clip-rn50"
     cached = hub_file(b"cached")
     assert find(name).path == cached
-    folder = put(own_home / "weights" / name / "open_clip_model.safetensors", b"folder")
+    folder = put(own_home / f"weights/{name}/open_clip_model.safetensors", b"folder")
     assert find(name).path == folder
     for suffix in (".bin", ".npz", ".pth.tar", ".pth", ".pt", ".safetensors"):
         nearer = put(own_home / f"weights/{name}{suffix}", suffix.encode())

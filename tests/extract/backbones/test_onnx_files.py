@@ -146,7 +146,7 @@ def test_a_file_that_changes_under_an_extraction_is_refused(tmp_path):
 def test_two_files_of_one_name_in_one_command_are_refused(tmp_path):
     for place, weight in (("one", 2.0), ("two", 3.0)):
         (tmp_path / place).mkdir()
-        encoder(tmp_path / place / "e.onnx", weight=weight)
+        encoder(tmp_path / f"{place}/e.onnx", weight=weight)
     refused(
         lambda: fc.extract(
             "digits", [f"onnx:{tmp_path}/one/e.onnx", f"onnx:{tmp_path}/two/e.onnx"]

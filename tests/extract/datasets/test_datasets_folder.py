@@ -300,8 +300,8 @@ def test_links_out_of_the_folder_are_left_out_unless_asked_for(tmp_path, folder)
 def test_a_file_that_becomes_a_link_out_is_not_read(tmp_path):
     data = open_tree(tmp_path, tree(SPLIT))
     (tmp_path / "secret").write_bytes(b"of this machine")
-    (tmp_path / "images" / data.names[0]).unlink()
-    (tmp_path / "images" / data.names[0]).symlink_to(tmp_path / "secret")
+    (tmp_path / f"images/{data.names[0]}").unlink()
+    (tmp_path / f"images/{data.names[0]}").symlink_to(tmp_path / "secret")
     bad_image(data.source.read, 0, "link to a file outside the dataset's folder")
 
 
@@ -442,7 +442,7 @@ def csv_of(tmp_path, text, **options):
 def test_a_missing_image_of_a_csv_keeps_its_row(tmp_path):
     data = csv_of(tmp_path, "path,label\nimg/0.png,a\nimg/99.png,b\n")
     bad_image(data.source.read, 1, "no such file")
-    spec = f"folder:{tmp_path / 'set' / 'list.csv'}"
+    spec = f"folder:{tmp_path / 'set/list.csv'}"
     assert peek(spec) == (data.slug, data.digest)
     (tmp_path / "set/img/99.png").write_bytes(png(99))
     assert peek(spec) is None

@@ -144,7 +144,7 @@ def test_columns_of_plain_bytes_without_metadata_are_read(tmp_path):
 def test_several_classes_and_configurations_are_refused_by_name(tmp_path):
     for name in ("fine_grained", "coarse_grained"):
         for split in ("train", "test"):
-            write(tmp_path / "two" / name / split / "0000.parquet", table(range(9)))
+            write(tmp_path / f"two/{name}/{split}/0000.parquet", table(range(9)))
     no_dataset(f"hf:{tmp_path / 'two'}", "2 configurations: coarse_grained, fine_grained")
     assert len(opened(tmp_path / "two/fine_grained")) == 18
     both = {n: {"_type": "ClassLabel", "names": NAMES} for n in ("kind", "sort")}

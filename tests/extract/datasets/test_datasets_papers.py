@@ -62,7 +62,7 @@ def test_a_layout_gives_its_rows(name, layout, tmp_path):
 def test_a_dataset_is_the_same_wherever_it_lies_and_below_a_folder_of_its_name(tmp_path):
     write("digit5", 0, tmp_path / "a")
     top = next(at for at in paper.read("digit5").layouts[0].at if at)
-    shutil.copytree(tmp_path / "a", tmp_path / "b/digit5" / top)
+    shutil.copytree(tmp_path / "a", tmp_path / f"b/digit5/{top}")
     a = open_dataset("paper:digit5", roots={"digit5": tmp_path / "a"})
     assert open_dataset("paper:digit5", data=tmp_path / "b").digest == a.digest
     assert peek("paper:digit5", data=tmp_path / "b") == ("digit5", a.digest)

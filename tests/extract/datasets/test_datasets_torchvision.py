@@ -78,7 +78,7 @@ def test_dtd_keeps_its_validation_set_and_a_lost_image_keeps_its_row(tmp_path):
         for k, s in enumerate(("train", "val", "test"))
     }
     write_directory(root / "labels", labels)
-    (root / "images" / names[0]).unlink()
+    (root / f"images/{names[0]}").unlink()
     data = open_dataset("torchvision:DTD", roots={"DTD": tmp_path})
     assert data.classes == ("banded", "dotted")
     assert data.split.tolist() == [1, 1, 0, 0, 2, 2]  # names: test/, train/, validation/

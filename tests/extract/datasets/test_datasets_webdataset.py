@@ -96,7 +96,7 @@ def test_folders_inside_and_outside_of_shards_are_part_of_names(tmp_path):
     for split, rows in (("train", range(8)), ("val", range(8, 12))):
         (root / split).mkdir(parents=True)
         write_tar(
-            root / split / "0000.tar", {f"in/{name}": raw for name, raw in samples(rows).items()}
+            root / f"{split}/0000.tar", {f"in/{name}": raw for name, raw in samples(rows).items()}
         )
     data = opened(root)
     assert data.names[0] == "train/0000/in/000000"
