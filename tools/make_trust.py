@@ -522,13 +522,13 @@ PROMISES = (
         "The images of a run's test rows, given to predict as files, have the stored accuracy to the last digit",
         (
             "tests/models/test_digits_predictions.py",
-            "tests/models/test_run_models.py -k 'images_give or batches_of'",
+            "tests/commands/test_evaluate_answers.py -k a_new_dataset",
         ),
         (
             "extract/how.py",
             'if computed.get("device") != resolve_device(config.device).kind:',
             "if True:",
-            "tests/models/test_run_models.py -k batches_of",
+            "tests/commands/test_evaluate_answers.py -k a_new_dataset",
         ),
     ),
     Promise(

@@ -8,7 +8,7 @@ import pytest
 import typer.main
 from command import data_of, fedcache, python
 from failing_command import must_fail, must_fail_store
-from loaded_files import ROOT
+from loaded_files import content
 from made_path import place_of
 from pictures import folder
 
@@ -142,5 +142,5 @@ except SystemExit as end:
     print(end.code)
 """
     assert python(code) == "130\n"
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project = tomllib.loads(content("pyproject.toml"))
     assert project["project"]["scripts"]["fedcache"] == "fedcache.__main__:main"

@@ -99,7 +99,7 @@ def test_a_disk_must_hold_all_features_and_some_to_spare(tmp_path, monkeypatch):
         extract_dataset.check_disk(place, data, [planned("glyph-clip")] * 2, part)
 
     check(free)
-    machine_error(lambda: check(free - 1), "5,120", str(tmp_path))
+    machine_error(lambda: check(free - 1), "5,120", tmp_path)
     check(free - 2560, StorePart(1, 2))
     machine_error(lambda: check(free - 2561, StorePart(1, 2)), "2,560")
 

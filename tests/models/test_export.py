@@ -17,7 +17,7 @@ from draws import FULL
 from failing_command import must_fail, must_fail_machine
 from federation import VARIANTS, scaled, small
 from homes import made_once
-from loaded_files import ROOT
+from loaded_files import content
 from made_path import place_of, run_of
 from pictures import folder, picture
 from PIL import Image
@@ -117,7 +117,7 @@ def test_the_documentation_names_the_methods_whose_models_hold_rows():
     held = {name: rows_in_models(method) for name, method in METHODS.items()}
     # a new one is to be told of as well
     assert {name for name, names in held.items() if names} == {"pfedprompt", "tip-local"}
-    page = (ROOT / "docs/from-run-to-prediction.md").read_text()
+    page = content("docs/from-run-to-prediction.md")
     named = page.partition("**: also the features and the class of every training row")[0]
     named = named.rpartition("**With")[2]
     for name, names in held.items():

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from repository_files import ROOT, content
+from loaded_files import ROOT, content
 
 COPIED = (
     ".gitignore",

@@ -3,19 +3,19 @@
 import ast
 import re
 
-from command_lines import ROOT
+from loaded_files import content
 
 PLACE = re.compile(r"^\d+\. `([\w/]+\.py)` \(([^)]*)\)", re.MULTILINE)
 
 
 def test_the_way_through_train_is_twelve_files_and_three_thousand_lines():
-    page = (ROOT / "docs/design/architecture.md").read_text(encoding="utf-8")
+    page = content("docs/design/architecture.md")
     section = page.split("## To follow `fedcache train --method fedavg`")[1].split("\n## ")[0]
     places = PLACE.findall(section)
     assert len(places) == 12
     lines = 0
     for path, names in places:
-        tree = ast.parse((ROOT / f"fedcache/{path}").read_text(encoding="utf-8"))
+        tree = ast.parse(content(f"fedcache/{path}"))
         length = {}
         for node in tree.body:
             name = getattr(node, "name", None)

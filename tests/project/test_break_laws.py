@@ -7,8 +7,7 @@ import sys
 from collections import Counter
 
 import pytest
-from loaded_files import tool
-from repository_files import ROOT, content
+from loaded_files import ROOT, content, tool
 
 code_changes = tool("code_changes")  # first, as the other two import it
 break_laws = tool("break_laws")

@@ -4,8 +4,7 @@ import subprocess
 
 import methods_tried
 import pytest
-from loaded_files import tool
-from repository_files import ROOT, content
+from loaded_files import ROOT, content, tool
 
 from fedcache.federate.methods import NAMES
 

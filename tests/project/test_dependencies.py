@@ -12,7 +12,7 @@ import pytest
 from arrays import embeddings
 from command import data_of, ok
 from failing_command import must_fail_machine
-from repository_files import ROOT, content
+from loaded_files import ROOT, content
 
 PROJECT = tomllib.loads(content("pyproject.toml"))["project"]
 
@@ -63,10 +63,7 @@ def distribution(requirement):
 def trees():
     """The modules of the package by their place below it."""
     folder = ROOT / "fedcache"
-    return {
-        p.relative_to(folder).as_posix(): ast.parse(p.read_text(encoding="utf-8"))
-        for p in folder.rglob("*.py")
-    }
+    return {p.relative_to(folder).as_posix(): ast.parse(content(p)) for p in folder.rglob("*.py")}
 
 
 def others_in(node):
@@ -183,7 +180,7 @@ def test_the_core_alone_takes_embeddings_to_a_comparison_and_predictions(plain):
 
 def test_what_the_core_lacks_is_named_with_its_command_before_any_work(plain):
     ok(f"ingest {plain}/rows.npz --name rows")
-    (plain / "rows.csv").write_text("f0,f1,label\n0,1,a\n", encoding="utf-8")
+    (plain / "rows.csv").write_text("f0,f1,label\n0,1,a\n")
     many = "--dataset rows --scheme iid --clients 1200 --rounds 1 --set bn=false"
     for extra, words in (
         ("tables", f"ingest {plain}/rows.csv --name more"),

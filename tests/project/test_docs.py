@@ -20,8 +20,7 @@ import tiny_sounds
 from arrays import ingested
 from command import fedcache, ok
 from command_lines import commands, refused
-from loaded_files import tool
-from repository_files import ROOT, content
+from loaded_files import ROOT, content, tool
 
 import fedcache as fc
 from fedcache.errors import Exit

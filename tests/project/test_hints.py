@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 from command import fedcache
 from command_lines import COMMANDS, faults, hints_of_the_package, known_options, spans
-from repository_files import ROOT, content
+from loaded_files import ROOT, content
 
 PACKAGE = ROOT / "fedcache"
 PIECES = {
@@ -242,12 +242,10 @@ def test_hints_about_files_of_any_name_can_be_typed(name, tmp_path):
     folder.mkdir()
     for ending in ("pkl", "mat", "pt"):
         (folder / f"{name}.{ending}").write_bytes(b"nothing that can be read")
-    (folder / f"{name}.csv").write_text(
-        "text,number\na sentence,1\nanother one,2\n", encoding="utf-8"
-    )
+    (folder / f"{name}.csv").write_text("text,number\na sentence,1\nanother one,2\n")
     (folder / "photo.psd").write_bytes(b"no image that is read")
     (folder / f"{name}.zarr").mkdir()
-    (folder / f"{name}.zarr/manifest.json").write_text("{", encoding="utf-8")
+    (folder / f"{name}.zarr/manifest.json").write_text("{")
     calls = [
         ("ingest", folder / f"{name}.{ending}", "--name", "rows")
         for ending in ("pkl", "mat", "pt", "csv")

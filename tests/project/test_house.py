@@ -5,8 +5,7 @@ import re
 import sys
 
 import pytest
-from loaded_files import tool
-from repository_files import ROOT, content
+from loaded_files import ROOT, content, tool
 
 # The number of faults of each kind that are allowed. There is no limit on lines: such limits were met by packing code.
 # Those of size and density are in tools/house.py.

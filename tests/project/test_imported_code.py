@@ -9,7 +9,7 @@ import re
 from collections import Counter
 
 import pytest
-from repository_files import ROOT, content
+from loaded_files import ROOT, content
 
 PACKAGE = ROOT / "fedcache"
 

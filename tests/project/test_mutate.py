@@ -8,9 +8,8 @@ import textwrap
 
 import pytest
 from files_now import bytes_of
-from loaded_files import tool
+from loaded_files import ROOT, content, tool
 from make_images import write_directory
-from repository_files import ROOT, content
 
 TOOLS = ROOT / "tools"
 

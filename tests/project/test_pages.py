@@ -10,8 +10,7 @@ from typing import get_args
 import latex2mathml.converter
 import numpy as np
 import pytest
-from loaded_files import tool
-from repository_files import ROOT, content
+from loaded_files import ROOT, content, tool
 
 import fedcache as fc
 from fedcache.federate.engine.method import Family

@@ -6,10 +6,9 @@ import tomllib
 
 import pytest
 import yaml
-from loaded_files import tool
+from loaded_files import ROOT, content, tool
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from repository_files import ROOT, content
 
 GITHUB = ROOT / ".github"
 PUBLIC = {"pypi.org", "files.pythonhosted.org"}
@@ -64,9 +63,9 @@ def test_a_release_is_named_and_dated_everywhere_and_the_next_one_opens(copy):
 
 def test_a_release_collects_the_notes_of_changes(copy):
     (copy / "changes").mkdir()
-    (copy / "changes/zebra.fixed.md").write_text("- The second fix.\n", encoding="utf-8")
-    (copy / "changes/ant.fixed.md").write_text("- The first fix.\n", encoding="utf-8")
-    (copy / "changes/new.added.md").write_text("- A feature.\n", encoding="utf-8")
+    (copy / "changes/zebra.fixed.md").write_text("- The second fix.\n")
+    (copy / "changes/ant.fixed.md").write_text("- The first fix.\n")
+    (copy / "changes/new.added.md").write_text("- A feature.\n")
     RELEASE.set_version("8.0.0.dev0", "2026-12-24", copy)
     RELEASE.set_version("9.1.0", "2026-12-24", copy)
     assert (
@@ -186,6 +185,6 @@ def requirement(line):
 def test_notes_of_changes_are_list_items_for_the_changelog():
     for note in (ROOT / "changes").glob("[!R]*"):
         assert note.name.split(".")[-2] in RELEASE.KINDS, note.name
-        lines = note.read_text(encoding="utf-8").splitlines()
+        lines = content(note).splitlines()
         assert lines[0].startswith("- "), f"{note.name} begins with no list item"
         assert all(line.startswith(("- ", "  ")) for line in lines if line), note.name

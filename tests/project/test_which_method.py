@@ -3,7 +3,7 @@
 import json
 import re
 
-from repository_files import content
+from loaded_files import content
 
 from fedcache.progress import byte_size
 

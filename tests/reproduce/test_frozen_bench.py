@@ -8,7 +8,7 @@ import pytest
 from command import data_of
 from failing_command import must_fail
 from files_now import times_of
-from loaded_files import ROOT
+from loaded_files import content
 from pictures import folder
 from refusal import refused
 
@@ -208,8 +208,8 @@ def test_values_beyond_a_range_are_tried_while_validation_improves(
 
 
 def test_the_published_page_is_that_of_the_published_values():
-    data = json.loads((ROOT / "docs/frozen-bench.json").read_text(encoding="utf-8"))
-    assert (ROOT / "docs/frozen-bench.md").read_text(encoding="utf-8") == markdown(data)
+    data = json.loads(content("docs/frozen-bench.json"))
+    assert content("docs/frozen-bench.md") == markdown(data)
     trained = [s for s in data["scores"] if s["values"]]
     assert len({s["treatment"] for s in trained}) >= 55
 

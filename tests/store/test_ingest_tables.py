@@ -129,7 +129,7 @@ def test_lists_in_texts_are_features(tmp_path, ending, show):
 )
 def test_texts_that_are_no_lists_of_one_length_are_refused(tmp_path, texts):
     file = write(tmp_path / "l.csv", pa.table({"embedding": texts, "label": [0, 1]}))
-    refused(lambda: read_embeddings(file), str(file))
+    refused(lambda: read_embeddings(file), file)
 
 
 WRITTEN = ["", *shlex.split("0 1 -7 2.0 1.0 -0.0 NA nan x true 1e3 1000 007 +1 -0 inf")]
@@ -196,7 +196,7 @@ def test_a_csv_that_cannot_be_read_is_refused_in_words(tmp_path, why, monkeypatc
     for name, raw in (("h.csv", HOSTILE[why]), ("h.csv.gz", gzip.compress(HOSTILE[why]))):
         file = tmp_path / name
         file.write_bytes(raw)
-        refused(lambda file=file: read_embeddings(file), str(file), why)
+        refused(lambda file=file: read_embeddings(file), file, why)
 
 
 @pytest.mark.parametrize("ending", ["parquet", "feather", "csv.gz"])
@@ -205,7 +205,7 @@ def test_a_torn_or_foreign_table_is_refused_in_words(tmp_path, ending):
     torn = file.read_bytes()[:-20]
     for bad in (b"PK\x03\x04", b"ARROW1\0\0" + b"\xff" * 64, b"hello, world\n" * 9, torn):
         file.write_bytes(bad)
-        refused(lambda: read_embeddings(file), str(file))
+        refused(lambda: read_embeddings(file), file)
 
 
 # Rows that are not finite

@@ -192,7 +192,7 @@ HOSTILE = {
 def test_hostile_and_broken_files_are_refused_in_words(tmp_path, ending, make):
     file = tmp_path / f"bad.{ending}"
     make(file)
-    refused(lambda: read_embeddings(file), str(file))
+    refused(lambda: read_embeddings(file), file)
 
 
 ONES = np.ones((3, 2))

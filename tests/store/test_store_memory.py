@@ -112,4 +112,4 @@ def test_the_budget_is_half_of_what_is_free(tmp_path, monkeypatch, meminfo, grou
 def test_rows_of_another_store_are_refused(tmp_path):
     reader = whole(tmp_path / "s.zarr").reader(KEYS[0])
     for rows in ([-1, 3], [ROWS], [0, 99]):
-        store_error(lambda rows=rows: reader.rows(np.array(rows)), KEYS[0], str(ROWS))
+        store_error(lambda rows=rows: reader.rows(np.array(rows)), KEYS[0], ROWS)

@@ -73,8 +73,8 @@ def test_a_chunk_that_is_missing_or_ends_while_it_is_read_is_corrupt(place, monk
     out = np.empty(8, np.uint8)
 
     def both_refuse():
-        corruption(lambda: chunks.map_file(path, 8, "chunk 0"), str(path))
-        corruption(lambda: chunks.read_file(path, out, 8, "chunk 0"), str(path))
+        corruption(lambda: chunks.map_file(path, 8, "chunk 0"), path)
+        corruption(lambda: chunks.read_file(path, out, 8, "chunk 0"), path)
 
     both_refuse()
     path.write_bytes(b"12345678rest")
@@ -99,7 +99,7 @@ def test_a_list_of_unreadable_rows_that_is_no_file_is_corrupt(finished):
     listed = path / "quarantine.jsonl"
     listed.unlink()
     for _ in range(2):
-        corruption(lambda: read_quarantine(path, known), str(listed))
+        corruption(lambda: read_quarantine(path, known), listed)
         listed.mkdir(exist_ok=True)
 
 
@@ -134,4 +134,4 @@ def test_a_lock_names_its_holder_and_tidies_up_after_killed_ones(place):
     assert not note.exists()
     nowhere = left / "x.lock"
     left.touch()
-    machine_error(lambda: lock.hold_lock(nowhere, "it", wait=False).__enter__(), str(nowhere))
+    machine_error(lambda: lock.hold_lock(nowhere, "it", wait=False).__enter__(), nowhere)

@@ -16,7 +16,7 @@ from functools import cache
 
 import pytest
 import typer.main
-from loaded_files import ROOT
+from loaded_files import content
 
 from fedcache import FedcacheError
 from fedcache.cli import app
@@ -26,11 +26,7 @@ from fedcache.federate.partition.partition import SCHEMES
 
 COMMANDS = typer.main.get_command(app)
 
-EXTRAS = set(
-    tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
-        "optional-dependencies"
-    ]
-)
+EXTRAS = set(tomllib.loads(content("pyproject.toml"))["project"]["optional-dependencies"])
 BEGINS = re.compile(r"(?<![\w./$-])(?:fedcache (?=[a-z-])|pip install |python -c )")
 STANDS = {"typed": re.compile(r"(?:\n|  )$"), "start": re.compile("^$"), "code": re.compile("`$")}
 """How a command line stands in a text, by what is before it: to be typed, at the start, as code; else in a sentence."""

@@ -1,10 +1,15 @@
-"""Python files outside the package, as modules: the programs of tools/, and examples."""
+"""The texts of this repository, and Python files outside the package, as modules: tools and examples."""
 
 import importlib.util
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def content(name):
+    """The text of a file: of its place in the repository, or of a path."""
+    return (ROOT / name).read_text(encoding="utf-8")
 
 
 def load_file(path):

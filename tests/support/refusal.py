@@ -15,7 +15,7 @@ def refused(call, *words, code=Exit.USAGE):
     assert caught.value.code == code, caught.value.code
     assert caught.value.hint
     for word in words:
-        assert word in str(caught.value), str(caught.value)
+        assert str(word) in str(caught.value), str(caught.value)
     return caught.value
 
 

@@ -49,7 +49,7 @@ def loaded(path, key=None):
 
 
 def unread(path, *said, **options):
-    return machine_error(lambda: read_state(path, **options), str(path), *said)
+    return machine_error(lambda: read_state(path, **options), path, *said)
 
 
 def test_every_layout_of_the_same_tensors_reads_alike(tmp_path):

@@ -240,7 +240,7 @@ def test_what_is_not_there_says_what_brings_it(tmp_path):
     missing_dataset(spec, f"pull {spec}", data=tmp_path)
     (tmp_path / "a.csv").write_text("x")
     for place in (tmp_path / "no", tmp_path, tmp_path / "a.csv"):
-        no_dataset(f"hf:{place}", str(place))
+        no_dataset(f"hf:{place}", place)
     root = two_splits(tmp_path / "data/ylecun/mnist")
     check(open_dataset(spec, data=tmp_path / "data"))
     check(open_dataset("hf:digits", roots={"digits": root}))
