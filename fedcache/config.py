@@ -716,12 +716,11 @@ STORE_SCHEMES = ("s3", "gs", "az", "abfs", "abfss", "https", "http")
 
 # A scheme has two letters or more, because one letter before the colon is a drive of Windows.
 # One slash is enough after the scheme of a store: ``s3:/bucket/x`` is a typing error, not a folder ``s3:``.
-_REMOTE_TEXT = re.compile(
-    rf"(?:^|[=:,])((?:{'|'.join(STORE_SCHEMES)})(?=:/)|[A-Za-z][A-Za-z0-9+.-]+(?=://))"
-)
+_SCHEMES = "|".join(STORE_SCHEMES)
+_REMOTE_TEXT = re.compile(rf"(?:^|[=:,])((?:{_SCHEMES})(?=:/)|[A-Za-z][A-Za-z0-9+.-]+(?=://))")
 # A Path has lost one or both of the slashes.
 _REMOTE_PATH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?:/|$)")
-_STORE_ADDRESS = re.compile(rf"(?:{'|'.join(STORE_SCHEMES)})://[^/]")
+_STORE_ADDRESS = re.compile(rf"(?:{_SCHEMES})://[^/]")
 
 
 def is_store_address(value: object) -> TypeGuard[str]:

@@ -154,7 +154,8 @@ def answer_lines(done: Run, *, verbose: bool) -> list[str]:
     transferred = result["accuracy"].get("transfer")
     if transferred is not None:
         figures = [f"{name} {percent(value)} %" for name, value in transferred["mean"].items()]
-        notes.append(f"Transfer to other datasets: {', '.join(figures)}.")
+        listed = ", ".join(figures)
+        notes.append(f"Transfer to other datasets: {listed}.")
     notes += describe_trust(result.get("trust", {}))
     notes.append(cost_words(run))
     lines += [f"  {note}" for note in notes]

@@ -779,7 +779,6 @@ def prepare_run(
     # Text features must come from the same weights as the image features.
     if features.data.text is not None and isinstance(source, OneStore):
         check_text(source.store, features.arrays[0])
-    targets = open_targets(config.transfer, method, settings, features, Home.from_environment())
     domains, classes = source.names()
     load_seconds = time.perf_counter() - began - extract_seconds
     return RunInputs(
@@ -797,7 +796,7 @@ def prepare_run(
         choices=source.choices(features.arrays),
         seconds={"extract": extract_seconds, "load": load_seconds},
         ledger=ledger,
-        targets=targets,
+        targets=open_targets(config.transfer, method, settings, features),
     )
 
 

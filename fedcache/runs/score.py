@@ -364,8 +364,9 @@ def few_validation_classes(result: Record) -> str | None:
     most = min(most, typical_classes(result) or math.inf)
     if most >= result["classes"]:
         return None
+    classes = result["classes"]
     return (
-        f"The validation rows of a typical client have at most {most:.3g} of {result['classes']} classes, but "
+        f"The validation rows of a typical client have at most {most:.3g} of {classes} classes, but "
         "personal models are tested on all classes. Validation may therefore rank settings, or personal and global "
         "models, in another order than the test rows. To test each client with its own class shares: "
         "--option test_protocol=matched"

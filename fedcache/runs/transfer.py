@@ -32,7 +32,6 @@ def open_targets(
     method: Method,
     settings: Mapping[str, Value],
     features: RunFeatures,
-    home: Home,
 ) -> tuple[Target, ...]:
     """The datasets of ``--transfer``, in the order of their names.
 
@@ -44,7 +43,6 @@ def open_targets(
         method: of the run.
         settings: of the method.
         features: of the run.
-        home: with the stores.
     """
     if names and any("size" not in recipe for recipe in features.recipes):
         raise UsageError(
@@ -54,8 +52,10 @@ def open_targets(
         )
     targets: dict[str, Target] = {}
     for place in names:
-        store = need_store(home, path=place)
-        name = f"{store.dataset['slug']}-{store.dataset['digest'][:8]}"
+        store = need_store(Home.from_environment(), path=place)
+        slug = store.dataset["slug"]
+        digest = store.dataset["digest"][:8]
+        name = f"{slug}-{digest}"
         if name in targets:
             raise UsageError(
                 f"--transfer has the dataset {name} twice.", "Remove one of the stores."

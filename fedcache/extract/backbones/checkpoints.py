@@ -296,9 +296,9 @@ class Taken:
             where = f"tensors under {self.prefix.rstrip('.')}"
         sentence = f"{path}: the weights of {backbone} are {where}."
         if self.left:
-            sentence += (
-                f" Other tensors, not used: {len(self.left):,} ({some_names(self.left, 4)})."
-            )
+            count = len(self.left)
+            names = some_names(self.left, 4)
+            sentence += f" Other tensors, not used: {count:,} ({names})."
         for other in self.also:
             place = other.rstrip(".")
             command = import_command(path, backbone, other)

@@ -572,19 +572,21 @@ def keep_groups(store: Store, groups: Mapping[str, Group], spec: str, observer: 
     before = set(store.groups)
     has_arrays = bool(store.arrays)
     changed, gone = replace_groups(store, groups)
+    name = store.path.name
     if has_arrays and changed:
+        columns = ", ".join(changed)
         # New groups are a note. Groups whose values were replaced are a warning.
         report = observer.note
         if before & set(changed):
             report = observer.warn
         report(
-            f"Columns updated in {store.path.name} to the values of {spec}: {', '.join(changed)}. Existing "
-            "partitions do not change."
+            f"Columns updated in {name} to the values of {spec}: {columns}. Existing partitions do not change."
         )
     if gone:
+        columns = ", ".join(gone)
         observer.warn(
-            f"Columns removed from {store.path.name}, because {spec} does not have them: {', '.join(gone)}. To add "
-            "removed columns again, extract a dataset that has them."
+            f"Columns removed from {name}, because {spec} does not have them: {columns}. To add removed columns again, "
+            "extract a dataset that has them."
         )
 
 
