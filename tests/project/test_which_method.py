@@ -62,8 +62,8 @@ SENTENCES = [
         with_texts("fst-cbdg", "fst-cbdg uniform first labels"),
     ),
     (
-        "With `iid` rows, `fed3r-prior` reaches {} % and `fed3r` {} %.",
-        with_texts("fed3r-prior", "fed3r"),
+        "With `iid` rows, `fed3r-prior` reaches {} %, `fed3r` {} %, `tofa` {} % and `atpfl-feat` {} %.",
+        with_texts("fed3r-prior", "fed3r", "tofa", "atpfl-feat"),
     ),
     (
         "closer: {} % with alpha 0.1 and {} % with two classes per client.",
