@@ -144,6 +144,7 @@ KINDS = {
 DECIDES_NOTHING = {
     "locks and who holds them": r".*/locks/.*|locks/.*|.*\.lock",
     "notes of outputs under way, which gc alone reads": r"outputs/.*",
+    "the list of what a site sent, which no command reads": r"flower/.*/sent\.jsonl",
     "the trials of a search for Optuna's own tools, which is written and never read": r"runs/search-.*/study\.journal",
 }
 """Why no figure depends on a file -> pattern of its path."""

@@ -84,7 +84,7 @@ def test_the_shell_completes_values_without_torch(tmp_path, own_home):
     ok(f"partition {IID} --name thirds")
     for line, offered in (
         ("fedcache tr", ["train"]),
-        ("fedcache train --tra", ["--track"]),
+        ("fedcache train --trac", ["--track"]),
         ("fedcache train fed3", ["fed3r", "fed3r-prior"]),
         ("fedcache grid --method fedavg,fedn", [f"fedavg,fed{n}" for n in ("ncm", "nova", "ntd")]),
         (

@@ -355,26 +355,38 @@ def _encoder(
             ranks.append(features.ndim)
         return one_row_each(features)
 
-    encoder = _OwnEncoder(name, module, recipe, device=device, dtype=dtype, image=image)
-    encoder.transform = own.transform
-    return encoder
+    if own.transform is None:
+        return ModuleEncoder(name, module, recipe, device=device, dtype=dtype, image=image)
+    return _Transformed(
+        name, module, recipe, own.transform, device=device, dtype=dtype, image=image
+    )
 
 
-class _OwnEncoder(ModuleEncoder):
-    """An encoder whose inputs a transform of the user's may make, image by image."""
+class _Transformed(ModuleEncoder):
+    """An encoder whose inputs a transform of the user's makes, image by image."""
 
-    transform: Callable[[Any], Tensor] | None = None
+    def __init__(
+        self,
+        name: str,
+        module: nn.Module,
+        recipe: Recipe,
+        transform: Callable[[Any], Tensor],
+        *,
+        device: str,
+        dtype: str,
+        image: Callable[[Tensor], Tensor],
+    ) -> None:
+        super().__init__(name, module, recipe, device=device, dtype=dtype, image=image)
+        self._transform = transform
 
     def normalise(self, x: Tensor) -> Tensor:
-        """uint8 [B, H, W, 3] -> the results of the transform for each image, stacked; without one, as usual."""
+        """uint8 [B, H, W, 3] -> the results of the transform for each image, stacked."""
         import torch
         from PIL import Image
 
-        if self.transform is None:
-            return super().normalise(x)
         inputs = []
         for image in x.cpu().numpy():
-            transformed = self.transform(Image.fromarray(image))
+            transformed = self._transform(Image.fromarray(image))
             inputs.append(torch.as_tensor(transformed))
         return torch.stack(inputs).to(self.device)
 
