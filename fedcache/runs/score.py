@@ -362,9 +362,9 @@ def few_validation_classes(result: Record) -> str | None:
     # A client has at most as many classes among its validation rows as it has validation rows.
     most = validation["rows"] / partition["clients"]
     most = min(most, typical_classes(result) or math.inf)
-    if most >= result["classes"]:
-        return None
     classes = result["classes"]
+    if most >= classes:
+        return None
     return (
         f"The validation rows of a typical client have at most {most:.3g} of {classes} classes, but "
         "personal models are tested on all classes. Validation may therefore rank settings, or personal and global "

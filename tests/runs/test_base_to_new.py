@@ -39,13 +39,15 @@ def extracted(images):
 
 
 def made(place):
-    """A store of six classes, and one of its first three classes alone."""
+    """A store of six classes, one of its first three classes alone, and one of the others."""
     images = folder(place / "shapes", train=4, test=4, classes=6)
     path = extracted(images)
-    for split in ("train", "test"):
-        for name in Store.open(path).samples.classes[:3]:
-            shutil.copytree(images / split / name, place / "base" / split / name)
-    extracted(place / "base")
+    classes = Store.open(path).samples.classes
+    for half, names in (("base", classes[:3]), ("other", classes[3:])):
+        for name in names:
+            for split in ("train", "test"):
+                shutil.copytree(images / split / name, place / half / split / name)
+        extracted(place / half)
     return path
 
 

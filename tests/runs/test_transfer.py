@@ -1,6 +1,5 @@
 """``train --transfer``: the accuracy of a run on other datasets, whose classes are scored by their texts."""
 
-import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -10,27 +9,13 @@ from failing_command import must_fail
 from homes import made_once
 from made_path import place_of
 from pictures import folder
-from test_base_to_new import ABLE, HOW, base_store, extracted, generalised, result_of
+from test_base_to_new import ABLE, HOW, base_store, generalised, made, result_of
 
 import fedcache as fc
 from fedcache.config import Home
 from fedcache.errors import Exit
 from fedcache.federate.methods import METHODS
 from fedcache.store.store import Store
-
-
-def made(place):
-    """A store of six classes, one of its first three classes, and one of the others."""
-    images = folder(place / "shapes", train=4, test=4, classes=6)
-    path = extracted(images)
-    for split in ("train", "test"):
-        for number, name in enumerate(Store.open(path).samples.classes):
-            half = "base" if number < 3 else "other"
-            shutil.copytree(images / split / name, place / half / split / name)
-    extracted(place / "base")
-    extracted(place / "other")
-    return path
-
 
 store = made_once(made)
 

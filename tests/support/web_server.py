@@ -23,7 +23,7 @@ class WebServer:
     status: int = 0  # of every answer, where it is not 0
     stop_after: int | None = None  # bytes of a body, after which it hangs up
     tells_length: bool = True
-    leads_to: str = ""  # the address to which it sends whoever asks for /moved
+    leads_to: str = ""  # target of the redirect of /moved
     asked: list[str] = field(default_factory=list)
     wanted: str | None = None  # the range of the last request
 

@@ -208,7 +208,7 @@ def told(listed, changes=None, *, count=COUNT, rows=3.0, longest=None, ridge=0.0
 
 
 def instead(cell):
-    """What takes the place of a kind: other numbers, or so many times those that it has. Else, what else differs."""
+    """Numbers in the place of a kind's own: a list, or a multiple of its own. For other words: settings that differ."""
     given, _, kind = cell.partition(" ")
     if kind not in OWN:
         return {}, set_to(cell)

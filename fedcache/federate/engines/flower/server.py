@@ -111,9 +111,8 @@ class ServerJob:
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     # client -> the last round in which the server used its upload
     latest: dict[int, int] = field(default_factory=dict)
-    earlier: list[Facts] = field(
-        default_factory=list
-    )  # metadata of the checkpoint that it resumed from
+    # metadata of the checkpoint that it resumed from
+    earlier: list[Facts] = field(default_factory=list)
 
     def answered(self, client: int, words: Any) -> int:
         """Check the words of a client's answer, and keep the shapes of its state; returns the round that was answered.
@@ -840,9 +839,9 @@ def _start_seed(run: OpenRun, seed: int, server: Server, observer: Observer) -> 
     ) -> None:
         run.events.round_ended(seed, number, metrics, traffic)
         observer.advance(1)
-        state = snapshot()
-        state.meta.update(server.sites.absences(earlier))
-        run.save_checkpoint(seed, state)
+        made = snapshot()
+        made.meta.update(server.sites.absences(earlier))
+        run.save_checkpoint(seed, made)
 
     job_id = digest_of([run.identity.digest, seed])[:24]
     spec = training_run(run.inputs, run.spec, seed)

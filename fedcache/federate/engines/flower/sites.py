@@ -597,7 +597,7 @@ class Sites:
         return set(self._silent) & set(self.transport.nodes()) - self._met
 
     def absences(self, earlier: Sequence[Facts] = ()) -> Facts:
-        """The sites that were missing and those that joined, as JSON for a result or a checkpoint.
+        """Missing sites and late sites, as JSON for a result or a checkpoint.
 
         ``earlier`` has the metadata of the checkpoints from which a run resumed.
         """
